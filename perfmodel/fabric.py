@@ -1,0 +1,144 @@
+"""Collectives: seconds on the links as a function of message, group and fabric.
+
+A group of N ranks fills domains of D chips first. Inside a domain links are fast; between
+domains each chip has its own network port. The faster of two algorithms is taken, as libraries
+do, and its exact value kept.
+"""
+
+import math
+from typing import NamedTuple
+
+import equinox as eqx
+import jax.numpy as jnp
+from jax import Array
+
+from perfmodel.machine import Fabric, Rank, Usage
+from perfmodel.operators import Collective
+from perfmodel.relax import Real, as_real, ceil_div, inverse, maximum, minimum
+
+_TREE_EFFICIENCY = 0.92
+"""Bandwidth of a tree relative to a ring. Source: NCCL src/graph/tuning.cc (tree bandwidth)."""
+
+_LOG_2 = math.log(2.0)
+
+
+def local_bandwidth(fabric: Fabric, ranks: Real) -> Array:
+    """Returns a rank's bandwidth to the others of its group, min(W, (N − 1)·W_peer) [B/s].
+
+    On a full mesh without a switch, two chips share one link: TP2 gets one seventh of eight.
+    """
+    return minimum(fabric.bandwidth, maximum(ranks - 1.0, 1.0) * fabric.peer_bandwidth)
+
+
+class Group(eqx.Module):
+    """A group of ranks laid over domains: their number, and how many share a domain."""
+
+    ranks: Array
+    domains: Array
+    local: Array
+
+
+def group(ranks: Real, fabric: Fabric) -> Group:
+    """Returns how `ranks` chips spread over domains, each filled as evenly as may be."""
+    ranks = maximum(as_real(ranks), 1.0)
+    domains = maximum(ceil_div(ranks, fabric.domain), 1.0)
+    return Group(ranks, domains, ranks * inverse(domains))
+
+
+class Links(NamedTuple):
+    """A collective over one group: what does not depend on the message.
+
+    The faster of two algorithms, linear in the message but for a protocol ramp: one with the
+    lower start, one with the lower cost per byte. `joules` per byte of the message.
+    """
+
+    start: Array
+    byte: Array
+    flow_start: Array
+    flow_ramp: Array
+    flow_byte: Array
+    joules: Array
+
+    def seconds(self, message: Real) -> Array:
+        """Returns the time for a message [B] of this group [s]."""
+        message = as_real(message)
+        fast_start = self.start + message * self.byte
+        # The small constant keeps the root's derivative finite for an empty message.
+        ramp = self.flow_ramp * jnp.sqrt(message + 1e-6)
+        return minimum(fast_start, self.flow_start + ramp + message * self.flow_byte)
+
+
+def links(kind: str, ranks: Real, fabric: Fabric) -> Links:
+    """Returns the costs of a collective of `kind` over a group of `ranks` chips."""
+    passes = 2.0 if kind == "all_reduce" else 1.0
+    over = group(ranks, fabric)
+    local, domains = over.local, over.domains
+    rate = local_bandwidth(fabric, local)
+    port = fabric.nic_efficiency * fabric.nic_bandwidth
+    others, other_domains = local - 1.0, domains - 1.0
+    per_local, per_domain = inverse(local), inverse(domains)
+    per_byte, per_port_byte = inverse(rate), inverse(port)
+    # How much of the message a rank receives when it reads straight from all others.
+    direct = others if kind == "all_reduce" else others * per_local
+    # Exactly 0 for one rank, 1 from two on.
+    any_local = minimum(others, 1.0)
+    log_local = jnp.log(local)
+    log_size = log_local - math.log(8.0)
+    # N^(1/a) as an exponential: powers are slow to compile and are not vectorised.
+    hops = fabric.hop_time * fabric.axes * (jnp.exp(log_local * inverse(fabric.axes)) - 1.0)
+    oneshot = fabric.oneshot_latency * jnp.exp(fabric.oneshot_growth * log_size)
+    twoshot = fabric.twoshot_latency * jnp.exp(fabric.twoshot_growth * log_size)
+    tree = passes / _LOG_2 * jnp.log(domains) * fabric.nic_latency
+    tree_byte = passes / _TREE_EFFICIENCY * minimum(other_domains, 1.0) * per_port_byte
+    ring_byte = other_domains * per_domain * per_port_byte
+    two_way = others * per_byte * inverse(fabric.twoshot_efficiency)
+    sent = others * fabric.energy + other_domains * per_domain * fabric.nic_energy
+    return Links(
+        start=any_local * oneshot + hops + tree,
+        byte=direct * per_byte * inverse(fabric.oneshot_efficiency) + tree_byte,
+        flow_start=any_local * twoshot + hops + passes * other_domains * fabric.nic_latency,
+        flow_ramp=any_local * fabric.twoshot_ramp * 1e-3,
+        flow_byte=passes * per_local * (two_way + ring_byte),
+        joules=passes * per_local * sent,
+    )
+
+
+def all_reduce_seconds(message: Real, ranks: Real, fabric: Fabric) -> Array:
+    """Returns the time to all-reduce `message` bytes held by each of `ranks` chips [s].
+
+    With N ranks in a domain, W(N) the rate of `local_bandwidth`, n domains and a port rate V:
+
+        one-shot  α₁(N/8)^a + (N−1)·m/(η₁W) + a tree over domains: 2·log₂n·α + 2m/(0.92V)
+        two-shot  α₂(N/8)^b + ρ√(m/1 MB) + 2(N−1)/N·m/(η₂W) + a ring: 2(n−1)·(α + m/(N·n·V))
+
+    and hops on tori. One-shot: every rank reads all others. Two-shot: reduce-scatter and
+    all-gather, so that each port carries only its chip's shard. One rank costs exactly nothing.
+
+    Checked on measured tables of 8 H100: 3.6 µs at 16 KiB, 35.5 µs at 2 MiB, 197 µs at 32 MiB.
+    """
+    return links("all_reduce", ranks, fabric).seconds(message)
+
+
+def all_gather_seconds(message: Real, ranks: Real, fabric: Fabric) -> Array:
+    """Returns the time until each of `ranks` chips holds all `message` bytes [s].
+
+    The second half of an all-reduce: each rank receives (N−1)/N of the message, once.
+    """
+    return links("all_gather", ranks, fabric).seconds(message)
+
+
+def collective_usage(op: Collective, rank: Rank) -> Usage:
+    """Returns where a collective's time and energy go."""
+    fabric = rank.machine.fabric
+    over = rank.once(op.kind, op.ranks, lambda: links(op.kind, op.ranks, fabric))
+    message = op.rows * (op.width * fabric.wire_bytes)
+    seconds = over.seconds(message)
+    return Usage(seconds, message * over.joules, network=seconds)
+
+
+def crossing_usage(elements: Real, rank: Rank) -> Usage:
+    """Returns one hand-over of activations from a pipeline stage's chip to the next."""
+    fabric = rank.machine.fabric
+    message = as_real(elements * fabric.wire_bytes)
+    seconds = fabric.crossing_time + message * fabric.crossing_seconds_per_byte
+    return Usage(seconds, message * fabric.energy, network=seconds)

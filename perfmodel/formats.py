@@ -1,0 +1,166 @@
+"""Number formats: how many bytes an element takes, scales included, and which kernel multiplies it.
+
+Weights, activations and the KV cache are chosen apart. Formats become numbers (bytes and a
+one-hot kernel kind), so designs of different precision share one compiled program.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+
+import equinox as eqx
+import jax.numpy as jnp
+from jax import Array
+
+from perfmodel.errors import InputError, nearest, shorten
+from perfmodel.operators import KERNELS
+from perfmodel.relax import Real
+
+
+@dataclasses.dataclass(frozen=True)
+class Format:
+    """Storage of one element: `bits`, plus `scale_bits` shared by every `block` elements, plus
+    `column_bits` once per output column of a weight matrix."""
+
+    bits: int
+    scale_bits: int = 0
+    block: int = 1
+    column_bits: int = 0
+    source: str = ""
+
+    @property
+    def element_bytes(self) -> float:
+        """Bytes per element with block scales [B]."""
+        bits = self.bits + self.scale_bits / self.block
+        return bits / 8 if bits % 8 else int(bits // 8)
+
+    @property
+    def column_bytes(self) -> float:
+        """Bytes of scales per output column [B]."""
+        return self.column_bits / 8 if self.column_bits % 8 else self.column_bits // 8
+
+
+FORMATS: Mapping[str, Format] = {
+    "bf16": Format(16, source="IEEE 754-like bfloat16; fp16 takes the same bytes and rate"),
+    "fp8": Format(8, source="OCP OFP8 1.0; one scale per tensor, a few bytes in all"),
+    "int8": Format(8, column_bits=32, source="one fp32 scale per output channel, as W8A8 kernels"),
+    "int4": Format(4, 16, 128, source="GPTQ/AWQ, fp16 scale per group of 128, symmetric"),
+    "mxfp4": Format(4, 8, 32, source="OCP Microscaling Formats 1.0: E8M0 scale per 32"),
+    "nvfp4": Format(4, 8, 16, source="NVIDIA NVFP4: E4M3 scale per 16 (and one fp32 per tensor)"),
+}
+
+ALIASES = {
+    "bfloat16": "bf16", "fp16": "bf16", "float16": "bf16", "half": "bf16",
+    "e4m3": "fp8", "float8": "fp8", "fp8_e4m3": "fp8", "fp4": "nvfp4", "awq": "int4", "gptq": "int4",
+}  # fmt: skip
+
+# Which kernel multiplies (weights, activations). A pair that is absent has no kernel.
+_KERNEL_OF = {
+    ("bf16", "bf16"): "bf16",
+    ("fp8", "fp8"): "fp8",
+    ("int8", "int8"): "int8",
+    ("nvfp4", "nvfp4"): "fp4",
+    ("mxfp4", "mxfp4"): "fp4",
+    # Narrow weights expanded to 16 bits on the way in.
+    ("fp8", "bf16"): "w8a16",
+    ("int8", "bf16"): "w8a16",
+    ("int4", "bf16"): "w4a16",
+    ("mxfp4", "bf16"): "w4a16",
+    ("nvfp4", "bf16"): "w4a16",
+    # Narrow weights expanded to 8 bits.
+    ("int4", "fp8"): "fp8",
+    ("mxfp4", "fp8"): "fp8",
+    ("nvfp4", "fp8"): "fp8",
+    ("int4", "int8"): "int8",
+}
+
+_CACHE_FORMATS = ("bf16", "fp8", "int8", "nvfp4", "mxfp4", "int4")
+
+
+class Precision(eqx.Module):
+    """The number formats of a deployment, as numbers; see `precision`.
+
+    Fields: bytes per element of weights, activations, KV cache and of the embedding and output
+    head; bytes per output column of weight scales; one-hot kernel kinds of layers and head, shape
+    [len(KERNELS)]; `narrow_attention` is 1 where attention multiplies in 8 bits.
+    """
+
+    weight_bytes: Real
+    column_bytes: Real
+    activation_bytes: Real
+    kv_bytes: Real
+    head_bytes: Real
+    narrow_attention: Real
+    kernel: Array
+    head_kernel: Array
+
+
+def format_name(name: str) -> str:
+    """Returns the canonical name of a number format, or fails naming the nearest."""
+    key = ALIASES.get(name.strip().lower(), name.strip().lower())
+    if key not in FORMATS:
+        raise InputError(f"unknown number format {shorten(name)!r}{nearest(key, FORMATS)}")
+    return key
+
+
+def _one_hot(kind: str) -> Array:
+    return jnp.asarray([1.0 if k == kind else 0.0 for k in KERNELS], dtype=float)
+
+
+@dataclasses.dataclass(frozen=True)
+class PrecisionName:
+    """Names of the formats of weights, activations and KV cache, and the kernel they use."""
+
+    weights: str
+    activations: str
+    kv: str
+    kernel: str
+
+    def __str__(self) -> str:
+        names = (self.weights, self.activations, self.kv)
+        return self.weights if len(set(names)) == 1 else "/".join(names)
+
+
+def precision_name(
+    weights: str = "bf16", activations: str | None = None, kv: str | None = None
+) -> PrecisionName:
+    """Returns the checked names of a precision, with what was left out filled in.
+
+    Activations default to the weights' own arithmetic (16 bits for int4 and mxfp4, whose usual
+    kernels are weight-only); the KV cache to bf16 beside bf16 weights, else fp8, as serving
+    engines run quantised checkpoints.
+
+    >>> str(precision_name("nvfp4")), precision_name("int4").kernel
+    ('nvfp4/nvfp4/fp8', 'w4a16')
+    """
+    w = format_name(weights)
+    default_activations = "bf16" if w in ("int4", "mxfp4") else w
+    a = default_activations if activations is None else format_name(activations)
+    cache = ("bf16" if w == "bf16" else "fp8") if kv is None else format_name(kv)
+    if (w, a) not in _KERNEL_OF:
+        valid = ", ".join(y for x, y in _KERNEL_OF if x == w)
+        raise InputError(f"no kernel multiplies {w} weights by {a} activations (valid: {valid})")
+    return PrecisionName(w, a, cache, _KERNEL_OF[w, a])
+
+
+def precision(
+    weights: str = "bf16", activations: str | None = None, kv: str | None = None
+) -> Precision:
+    """Returns the numbers of a precision; embeddings and output head stay in bf16.
+
+    >>> p = precision("mxfp4")
+    >>> p.weight_bytes, p.activation_bytes, p.kv_bytes
+    (0.53125, 2, 1)
+    """
+    names = precision_name(weights, activations, kv)
+    w, a, cache = (FORMATS[n] for n in (names.weights, names.activations, names.kv))
+    return Precision(
+        weight_bytes=w.element_bytes,
+        column_bytes=w.column_bytes,
+        activation_bytes=a.element_bytes,
+        kv_bytes=cache.element_bytes,
+        head_bytes=2,
+        # Measured context kernels run at the 8-bit rate whenever the cache is 8-bit.
+        narrow_attention=1 if names.kv in ("fp8", "int8") else 0,
+        kernel=_one_hot(names.kernel),
+        head_kernel=_one_hot("bf16"),
+    )

@@ -1,0 +1,191 @@
+"""Operators: the waist of the model, between networks and machines.
+
+A network, a load and a plan become a short list of operators with *per-rank shapes*; a machine
+turns each into seconds and joules. Nothing here knows a chip or a model. Every numeric field may
+be a Python integer (exact counting) or a traced array (sweeps and gradients).
+
+One row stands for `count` equal operators. `name` and `group` (phase and part) are static.
+"""
+
+from typing import Any, Literal
+
+import equinox as eqx
+
+from perfmodel.relax import Real
+
+Phase = Literal["decode", "prefill"]
+
+KERNELS = ("bf16", "fp8", "int8", "fp4", "w8a16", "w4a16")
+"""Matrix-product kernel kinds: arithmetic in 16, 8 or 4 bits, or 16-bit arithmetic on weights
+that are expanded from 8 or 4 bits on the way in (weight-only quantisation)."""
+
+
+class AbstractOperator(eqx.Module):
+    """One row of the operator list; see the subclasses for fields."""
+
+    name: eqx.AbstractVar[str]
+    group: eqx.AbstractVar[str]
+    count: eqx.AbstractVar[Real]
+
+    def flops(self) -> Real:
+        """Returns floating-point operations of one execution on one rank (multiply-add = 2)."""
+        return 0
+
+    def memory_bytes(self) -> Real:
+        """Returns bytes moved to and from device memory by one execution on one rank."""
+        return 0
+
+    def wire_bytes(self) -> Real:
+        """Returns bytes of the message handed to the network by one rank, in 16 bits [B]."""
+        return 0
+
+
+class Matmul(AbstractOperator):
+    """[rows, inner] × [inner, columns], `groups` of them side by side.
+
+    Fields: `touched` is how many distinct groups have their weights read (experts); the
+    weights take `weight_bytes` per element plus `column_bytes` per output column (scales);
+    activations `activation_bytes` per element in and 2 bytes out. `kernel` is a one-hot vector
+    over `KERNELS`, or None while only counting.
+    """
+
+    name: str = eqx.field(static=True)
+    group: str = eqx.field(static=True)
+    rows: Real
+    columns: Real
+    inner: Real
+    weight_bytes: Real
+    activation_bytes: Real
+    kernel: Any = None
+    column_bytes: Real = 0
+    groups: Real = 1
+    touched: Real = 1
+    count: Real = 1
+
+    def row_flops(self) -> Real:
+        """Returns operations per row."""
+        return 2 * self.columns * self.inner * self.groups
+
+    def flops(self) -> Real:
+        return self.rows * self.row_flops()
+
+    def weight_traffic(self) -> Real:
+        """Returns bytes of weights read [B]."""
+        per_column = self.inner * self.weight_bytes + self.column_bytes
+        return self.columns * per_column * self.touched
+
+    def row_traffic(self) -> Real:
+        """Returns bytes of activations read and written per row [B]; results take 16 bits."""
+        return (self.inner * self.activation_bytes + 2 * self.columns) * self.groups
+
+    def memory_bytes(self) -> Real:
+        return self.weight_traffic() + self.rows * self.row_traffic()
+
+
+class Attention(AbstractOperator):
+    """Scaled-dot-product attention of `sequences` × `queries` new tokens over `context` keys.
+
+    `pairs` is the exact number of (query, key) pairs per sequence and head under the mask;
+    `keys` how many keys of one sequence are read (the context, or the window). `heads` and
+    `kv_heads` are per rank, `qk_width` and `v_width` per head, `kv_bytes` per cached element.
+    `group` starts with the phase, which names the kernel used: "decode" for few queries per
+    sequence (split over keys), "prefill" for many (tiled over queries). `narrow` is 1 where the
+    products run in 8-bit arithmetic.
+    """
+
+    name: str = eqx.field(static=True)
+    group: str = eqx.field(static=True)
+    phase: Phase = eqx.field(static=True)
+    sequences: Real
+    queries: Real
+    keys: Real
+    pairs: Real
+    heads: Real
+    kv_heads: Real
+    qk_width: Real
+    v_width: Real
+    kv_bytes: Real
+    narrow: Real = 0
+    count: Real = 1
+
+    def sequence_flops(self) -> Real:
+        """Returns operations per sequence."""
+        return 2 * self.heads * self.pairs * (self.qk_width + self.v_width)
+
+    def flops(self) -> Real:
+        return self.sequences * self.sequence_flops()
+
+    def sequence_traffic(self) -> Real:
+        """Returns bytes read and written per sequence [B]: the cache, queries and results."""
+        width = self.qk_width + self.v_width
+        cache = self.kv_heads * self.keys * width * self.kv_bytes
+        return cache + 2 * self.queries * self.heads * width
+
+    def cache_traffic(self) -> Real:
+        """Returns bytes of keys and values read [B]."""
+        width = self.qk_width + self.v_width
+        return self.sequences * (self.kv_heads * self.keys * width * self.kv_bytes)
+
+    def memory_bytes(self) -> Real:
+        return self.sequences * self.sequence_traffic()
+
+
+class Vector(AbstractOperator):
+    """Element-wise or reducing work: norms, rotary embedding, gates, residuals, sampling.
+
+    Per row, `reads` and `writes` elements of `element_bytes`, and `operations` floating-point
+    operations on the vector units. `launches` is how many kernels it takes.
+    """
+
+    name: str = eqx.field(static=True)
+    group: str = eqx.field(static=True)
+    rows: Real
+    reads: Real
+    writes: Real
+    operations: Real
+    element_bytes: Real = 2
+    launches: Real = 1
+    count: Real = 1
+
+    def flops(self) -> Real:
+        return self.rows * self.operations
+
+    def row_traffic(self) -> Real:
+        """Returns bytes read and written per row [B]."""
+        return (self.reads + self.writes) * self.element_bytes
+
+    def memory_bytes(self) -> Real:
+        return self.rows * self.row_traffic()
+
+
+class Collective(AbstractOperator):
+    """A collective over `ranks` chips of `rows` × `width` activation elements.
+
+    They are the full message: what each rank holds before an all-reduce, and after an
+    all-gather. `kind` is static. How many bytes an element takes on the wire is the machine's affair.
+    """
+
+    name: str = eqx.field(static=True)
+    group: str = eqx.field(static=True)
+    kind: Literal["all_reduce", "all_gather"] = eqx.field(static=True)
+    rows: Real
+    width: Real
+    ranks: Real
+    count: Real = 1
+
+    def wire_bytes(self) -> Real:
+        return self.rows * (2 * self.width)
+
+
+Operators = tuple[AbstractOperator, ...]
+
+
+def total(operators: Operators, quantity: str) -> Real:
+    """Returns the sum over a list of `count` × one of its derived quantities.
+
+    >>> op = Matmul("q", "decode/attention", rows=2, columns=3, inner=4,
+    ...             weight_bytes=2, activation_bytes=2, count=10)
+    >>> total((op,), "flops")
+    480
+    """
+    return sum(op.count * getattr(op, quantity)() for op in operators)

@@ -1,0 +1,93 @@
+"""What is asked (load), how it is laid out (plan), and what serves it (engine).
+
+The plan's unifying number is the stage width w = chips / stages: a GPU with tensor parallelism 8
+is one stage of width 8; a wafer with twenty layers side by side has stages of width 0.05. Tensor
+ranks are max(w, 1), the share of a chip that a stage has is min(w, 1).
+"""
+
+import equinox as eqx
+
+from perfmodel.machine import Machine
+from perfmodel.relax import Real, divide, maximum, minimum
+from perfmodel.step import Shard
+
+
+class Load(eqx.Module):
+    """The traffic of a closed loop: every finished request is replaced by a new one.
+
+    Fields:
+        isl: prompt tokens (ISL).
+        osl: output tokens (OSL).
+        prefix_hit: share of the prompt already cached and shared between requests [0, 1).
+        burst: share of requests that arrive in the initial burst; 0 is steady state, 1/k the
+            mean over a benchmark of k × concurrency requests started at once.
+    """
+
+    isl: Real
+    osl: Real
+    prefix_hit: Real = 0.0
+    burst: Real = 0.0
+
+
+class Plan(eqx.Module):
+    """How one replica is laid out.
+
+    Fields:
+        chips: chips of a replica.
+        stages: pipeline stages they form (1: all of them work on every layer).
+        batch: concurrent requests offered to a replica.
+        chunk: most prompt tokens processed in one step.
+        replicas: equal replicas behind a balancer, each with its own `batch`.
+    """
+
+    chips: Real
+    stages: Real
+    batch: Real
+    chunk: Real
+    replicas: Real = 1
+
+    @property
+    def width(self) -> Real:
+        """Chips per stage."""
+        return divide(self.chips, self.stages)
+
+    def shard(self, machine: Machine) -> Shard:
+        """Returns how a layer is cut on this machine."""
+        return Shard(
+            ranks=maximum(self.width, 1),
+            kv_shards=machine.decode.shards,
+            share=minimum(self.width, 1),
+        )
+
+
+class Engine(eqx.Module):
+    """What the serving software adds.
+
+    Fields:
+        memory_fraction: share of device memory the engine may use.
+        workspace: memory for context, graphs and library buffers [B].
+        block: tokens in a KV page.
+        host_step: host time between steps, not hidden [s].
+        host_sequence: the same, per running sequence [s].
+        request_time: fixed service time of a request before its prefill [s].
+        variability: of prefill service as seen by waiting requests: 0 deterministic and evenly
+            spaced, 1 as an exponential server. 1/2 is a fixed service time with random arrivals.
+    """
+
+    memory_fraction: Real
+    workspace: Real
+    block: Real
+    host_step: Real
+    host_sequence: Real
+    request_time: Real
+    variability: Real
+
+
+class Limits(eqx.Module):
+    """Service levels asked for; margins are measured against them.
+
+    Fields: `ttft` and `tpot`, the longest acceptable [s]. Large values mean no limit.
+    """
+
+    ttft: Real = 1e9
+    tpot: Real = 1e9
