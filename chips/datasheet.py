@@ -1,0 +1,253 @@
+"""Datasheets of GPU-like chips: the schema, the checks, and what fills a missing number.
+
+`FIELDS` is the single truth about a datasheet: files are checked against it, and
+`docs/chip-fields.md` is made from it. A sheet needs three numbers; what else it leaves out or
+calls unknown is taken from the family's assumptions (`families/hbm_gpu.toml`) and shown as
+assumed.
+"""
+
+import dataclasses
+import functools
+import math
+import re
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from typing import Any
+
+from perfmodel import catalog
+from perfmodel.catalog import Field, Number, Sheet
+from perfmodel.errors import InputError, nearest, shorten
+
+FAMILIES = ("hbm_gpu",)
+"""Chip families, by the name a datasheet gives."""
+
+_RATE = (1e9, 1e20)
+_BYTES_PER_SECOND = (1e6, 1e18)
+
+FIELDS = (
+    Field("peak_bf16", "FLOP/s", "dense 16-bit matrix rate; a multiply-add is two", *_RATE, True),
+    Field("peak_fp8", "FLOP/s", "dense 8-bit float matrix rate; 0: unsupported", 0.0, 1e20),
+    Field("peak_int8", "FLOP/s", "dense 8-bit integer matrix rate; 0: unsupported", 0.0, 1e20),
+    Field("peak_fp4", "FLOP/s", "dense 4-bit float matrix rate; 0: unsupported", 0.0, 1e20),
+    Field("peak_vector", "FLOP/s", "32-bit rate outside the matrix units", *_RATE),
+    Field("units", "1", "compute units that take tiles (SM, CU)", 1.0, 1e6),
+    Field("memory_capacity", "B", "device memory, as the driver reports it", 1e6, 1e15, True),
+    Field("memory_bandwidth", "B/s", "device memory, data-sheet rate", *_BYTES_PER_SECOND, True),
+    Field("cache_capacity", "B", "last-level cache on the device", 0.0, 1e13),
+    Field("link_bandwidth", "B/s", "to all peers, per chip, one direction", *_BYTES_PER_SECOND),
+    Field("peer_bandwidth", "B/s", "to one peer, one direction", *_BYTES_PER_SECOND),
+    Field("domain", "1", "chips joined by those links", 1.0, 1e6),
+    Field("link_latency", "s", "one message from chip to chip", 0.0, 1.0),
+    Field("nic_bandwidth", "B/s", "between domains, per chip, one direction", *_BYTES_PER_SECOND),
+    Field("nic_efficiency", "1", "achieved share of that", 0.01, 1.0),
+    Field("nic_latency", "s", "one step between domains", 0.0, 1.0),
+    Field("host_link_bandwidth", "B/s", "to host memory, one direction", *_BYTES_PER_SECOND),
+    Field("tdp", "W", "board power limit of one chip", 1.0, 1e6),
+    Field("idle_power", "W", "board power at rest", 0.0, 1e6),
+    Field("server_power", "W", "rated power of the server or rack, per chip", 1.0, 1e6),
+    Field("rent", "USD/h", "on-demand price of one chip", 0.0, 1e5),
+    Field("purchase", "USD", "price of one chip", 0.0, 1e9),
+    Field("gemm_efficiency_bf16", "1", "achieved share of peak_bf16, large products", 0.01, 1.0),
+    Field("gemm_efficiency_fp8", "1", "achieved share of peak_fp8, large products", 0.01, 1.0),
+    Field("gemm_efficiency_int8", "1", "achieved share of peak_int8, large products", 0.01, 1.0),
+    Field("gemm_efficiency_fp4", "1", "achieved share of peak_fp4, large products", 0.01, 1.0),
+    Field("memory_efficiency", "1", "achieved share of memory_bandwidth, weights", 0.01, 1.0),
+)
+
+ASSUMPTIONS = (
+    Field("vector_share", "1", "peak_vector over peak_bf16", 0.0, 10.0, True),
+    Field("units", "1", "compute units", 1.0, 1e6, True),
+    Field("link_share", "1", "link_bandwidth over memory_bandwidth", 0.0, 10.0, True),
+    Field("domain", "1", "chips joined by the links", 1.0, 1e6, True),
+    Field("link_latency", "s", "one message from chip to chip", 0.0, 1.0, True),
+    Field("nic_bandwidth", "B/s", "between domains, per chip", *_BYTES_PER_SECOND, True),
+    Field("nic_efficiency", "1", "achieved share of that", 0.0, 1.0, True),
+    Field("nic_latency", "s", "one step between domains", 0.0, 1.0, True),
+    Field("host_link_bandwidth", "B/s", "to host memory", *_BYTES_PER_SECOND, True),
+    Field("power_per_peak", "W·s/FLOP", "tdp over peak_bf16", 0.0, 1e-6, True),
+    Field("idle_share", "1", "idle_power over tdp", 0.0, 1.0, True),
+)
+
+_UNITS = {field.name: field.unit for field in FIELDS}
+
+# Facts to show, or (the price) 0 where unknown: these may stay unknown.
+_OPTIONAL = ("rent", "cache_capacity", "server_power", "purchase")
+_FORMATS = ("peak_fp8", "peak_int8", "peak_fp4")
+_IDENTITY = ("name", "title", "vendor", "family", "generation", "year", "aliases")
+_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
+
+
+def parse_identity(table: Any, where: str) -> dict[str, Any]:
+    """Returns the checked `[chip]` table of a datasheet."""
+    place = f"{where}: [chip]"
+    table = catalog.as_table(table, place)
+    catalog.check_keys(table, _IDENTITY, place, "key")
+    texts = {key: value for key, value in table.items() if key not in ("year", "aliases")}
+    known = {key: catalog.as_text(value, f"{place} {key}", 200) for key, value in texts.items()}
+    if not _NAME.fullmatch(known.get("name", "")):
+        given = f", not '{shorten(known['name'])}'" if "name" in known else ""
+        raise InputError(f"{place}: name must be lower-case letters, digits and _{given}")
+    if known.get("family") not in FAMILIES:
+        given = known.get("family", "")
+        what = f"unknown family '{shorten(given)}'" if given else "family is missing"
+        raise InputError(f"{place}: {what}{nearest(given, FAMILIES)}")
+    year = table.get("year")
+    if year is not None and not 1990 <= catalog.as_number(year, f"{place} year") <= 2100:
+        raise InputError(f"{place}: year {shorten(year)} is outside 1990 to 2100")
+    aliases = table.get("aliases", [])
+    if not isinstance(aliases, list):
+        raise InputError(f"{place}: aliases must be a list of names")
+    names = tuple(catalog.as_text(alias, f"{place} aliases", 200) for alias in aliases)
+    empty = {"title": known["name"], "vendor": "", "generation": ""}
+    return empty | known | {"year": None if year is None else int(year), "aliases": names}
+
+
+def parse_sheet(tables: Mapping[str, Any], where: str, path: str = "") -> Sheet:
+    """Returns the datasheet in the tables of a TOML file, fully checked."""
+    if "chip" not in tables:
+        raise InputError(f"{where}: [chip] is missing (with name and family)")
+    identity = parse_identity(tables["chip"], where)
+    sources = catalog.parse_sources(tables.get("sources", {}), where)
+    fields = {name: entry for name, entry in tables.items() if name not in ("chip", "sources")}
+    numbers = catalog.parse_numbers(fields, FIELDS, sources, where)
+    for field in FIELDS:
+        if field.required and numbers[field.name].value is None:
+            raise InputError(f"{where}: {field.name} [{field.unit}] must be known")
+    _check_consistent(numbers, where)
+    return Sheet(identity["name"], identity, numbers, sources, path or where)
+
+
+def _check_consistent(numbers: Mapping[str, Number], where: str) -> None:
+    """Raises where two numbers of one sheet contradict each other."""
+
+    def ordered(small: str, large: str, why: str) -> None:
+        a, b = (numbers[f].value if f in numbers else None for f in (small, large))
+        if a is not None and b is not None and a > b:
+            raise InputError(f"{where}: {small} {a:g} exceeds {large} {b:g}; {why}")
+
+    for narrow in _FORMATS:
+        if narrow in numbers and numbers[narrow].value:
+            ordered("peak_bf16", narrow, "a narrower format is not slower (0 if unsupported)")
+    if numbers.get("peak_fp4") and numbers["peak_fp4"].value:
+        ordered("peak_fp8", "peak_fp4", "a narrower format is not slower (0 if unsupported)")
+    ordered("peer_bandwidth", "link_bandwidth", "one peer cannot get more than all")
+    ordered("idle_power", "tdp", "a chip at rest draws less than its limit")
+    ordered("tdp", "server_power", "a server draws more than its chips")
+
+
+@functools.cache
+def assumptions(family: str) -> Sheet:
+    """Returns the numbers a family assumes of a chip whose datasheet leaves them out."""
+    path = files("perfmodel.chips").joinpath("families", f"{family}.toml")
+    tables = catalog.read_toml(path)
+    where = catalog.label(path)
+    identity = catalog.as_table(tables.pop("family", None), f"{where}: [family]")
+    sources = catalog.parse_sources(tables.pop("sources", {}), where)
+    numbers = catalog.parse_numbers(tables, ASSUMPTIONS, sources, where)
+    return Sheet(family, identity, numbers, sources, where)
+
+
+def complete(sheet: Sheet, assumed: Sheet) -> dict[str, Number]:
+    """Returns every number the family function needs, each marked with where it came from.
+
+    Numbers that the sheet leaves out or calls unknown become `assumed`; the note says what they
+    follow from. Formats not given are taken as unsupported; an unknown price stays unknown.
+    """
+    known = {name: number for name, number in sheet.numbers.items() if number.value is not None}
+    values = {name: float(number.value or 0.0) for name, number in known.items()}
+
+    def assume(field: str, value: float, why: str) -> None:
+        if field not in known:
+            values[field] = value
+            known[field] = Number(value, _UNITS[field], "assumed", note=why)
+
+    def share(field: str, name: str, of: str) -> None:
+        factor = assumed.value(name) or 0.0
+        assume(field, factor * values[of], f"{factor:g} times {of}")
+
+    for field in _FORMATS:
+        assume(field, 0.0, "not given, taken as unsupported")
+    share("peak_vector", "vector_share", "peak_bf16")
+    share("link_bandwidth", "link_share", "memory_bandwidth")
+    # A sheet may give the rate to one peer alone; all peers together cannot get less.
+    values["link_bandwidth"] = max(values["link_bandwidth"], values.get("peer_bandwidth", 0.0))
+    assume("peer_bandwidth", values["link_bandwidth"], "a switch, full rate to one peer")
+    share("tdp", "power_per_peak", "peak_bf16")
+    values["tdp"] = max(values["tdp"], values.get("idle_power", 0.0))
+    share("idle_power", "idle_share", "tdp")
+    for field in (f.name for f in ASSUMPTIONS if f.name in _UNITS):
+        assume(field, assumed.value(field) or 0.0, assumed.numbers[field].note)
+    complete = {
+        name: dataclasses.replace(number, value=values[name]) for name, number in known.items()
+    }
+    for name in _OPTIONAL:
+        if name not in complete:
+            missing = Number(None, _UNITS[name], "unknown", note="not given")
+            complete[name] = sheet.numbers.get(name, missing)
+    return complete
+
+
+def page(constants: Sequence[Field]) -> str:
+    """Returns `docs/chip-fields.md`, made from the schema of datasheets and kernel constants."""
+    return "\n".join((_INTRODUCTION, *_table(FIELDS), "", _CONSTANTS, *_table(constants), ""))
+
+
+def _table(schema: Sequence[Field]) -> list[str]:
+    rows = ["| name | unit | meaning | range | required |", "|---|---|---|---|---|"]
+    for f in schema:
+        high = "any" if math.isinf(f.high) else f"{f.high:g}"
+        required = "yes" if f.required else ""
+        rows.append(f"| `{f.name}` | {f.unit} | {f.meaning} | {f.low:g} … {high} | {required} |")
+    return rows
+
+
+_INTRODUCTION = """\
+# Datasheet fields
+
+Made from the schema in `chips/datasheet.py` and `chips/constants.py`; do not edit by hand.
+
+A chip is one TOML file. Three numbers are enough; everything else that is left out or unknown is
+taken from the family's assumptions and shown as assumed:
+
+    [chip]
+    name = "my_chip"
+    family = "hbm_gpu"
+
+    [peak_bf16]
+    value = 500e12
+    unit = "FLOP/s"
+    kind = "reported"
+    source = "sheet"
+
+    [memory_capacity]
+    value = 64e9
+    unit = "B"
+    kind = "reported"
+    source = "sheet"
+
+    [memory_bandwidth]
+    value = 2e12
+    unit = "B/s"
+    kind = "reported"
+    source = "sheet"
+
+    [sources.sheet]
+    title = "My chip, data sheet"
+
+Each number has `value`, `unit` (exactly as below), `kind`, `source`, and may have `note`, `low`
+and `high`. Kinds are reported, measured, derived, fitted, assumed and unknown; unknown has no
+value, and a number without a source is assumed. GB are decimal; rates are dense, bandwidths one
+direction, and power is that of the board.
+
+`[chip]` holds `name`, `family` (hbm_gpu) and may hold `title`, `vendor`, `generation`, `year` and
+`aliases`. A chip of a known `generation` (ampere, ada, hopper, blackwell, blackwell_workstation,
+cdna3) without kernel fits of its own takes those of a chip of its generation; any other takes the
+family's. Which one is shown with every constant.
+"""
+
+_CONSTANTS = """\
+# Kernel constants
+
+Fitted to measured kernels, in `chips/fits/*.toml`; see `docs/accuracy.md`. The chip's own fit comes
+first, then one of its generation, then a measured fact of its datasheet, then the family's.
+"""

@@ -1,0 +1,170 @@
+"""The catalogue of chips: names to entries, each a machine with all that is known of it."""
+
+import dataclasses
+import functools
+import os
+from collections.abc import Mapping
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from typing import NamedTuple
+
+from perfmodel import catalog
+from perfmodel.catalog import Number, Sheet
+from perfmodel.chips import constants, datasheet, hbm_gpu
+from perfmodel.chips.constants import Constant
+from perfmodel.errors import InputError
+from perfmodel.machine import Machine
+
+_FAMILY = {"hbm_gpu": hbm_gpu}
+
+
+class Row(NamedTuple):
+    """One number of a chip, ready to be listed; `value` is None where it is unknown."""
+
+    field: str
+    value: float | None
+    unit: str
+    kind: str
+    source: str
+    origin: str
+    note: str
+    low: float | None
+    high: float | None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Chip:
+    """A chip by name: its machine, and outside of it everything that is no number.
+
+    Fields:
+        sheet: the datasheet as it was read.
+        fields: every number of the family, with what the sheet leaves out filled in and marked.
+        constants: every kernel constant, with whose fit it is.
+        machine: what timing, energy and cost know of the chip.
+        supported: the matrix-product kernels it has.
+        digest: changes with any value the machine was made from.
+    """
+
+    name: str
+    title: str
+    sheet: Sheet
+    fields: Mapping[str, Number]
+    constants: Mapping[str, Constant]
+    machine: Machine
+    supported: tuple[str, ...]
+    digest: str
+
+    def inputs(self) -> tuple[dict[str, float], dict[str, float]]:
+        """Returns what the family function takes: datasheet fields and kernel constants."""
+        return _values(self.fields), {name: c.value for name, c in self.constants.items()}
+
+    def numbers(self) -> list[Row]:
+        """Returns a row for every number of the chip, but for constants of kernels it lacks."""
+        rows = []
+        for field in datasheet.FIELDS:
+            number = self.fields.get(field.name)
+            if number is not None:
+                source = self.sheet.sources.get(number.source)
+                assumed = self.sheet.value(field.name) is None and number.value is not None
+                origin = "family assumption" if assumed else "datasheet"
+                rows.append(_row(field.name, number, source.title if source else "", origin))
+        for name, constant in self.constants.items():
+            parts = name.split(".")
+            if parts[0] != "kernels" or parts[1] in self.supported:
+                rows.append(_row(name, constant.number, constant.source, constant.origin))
+        return rows
+
+
+def _row(field: str, number: Number, source: str, origin: str) -> Row:
+    return Row(
+        field=field,
+        value=number.value,
+        unit=number.unit,
+        kind=number.kind,
+        source=source,
+        origin=origin,
+        note=number.note,
+        low=number.low,
+        high=number.high,
+    )
+
+
+def _values(fields: Mapping[str, Number]) -> dict[str, float]:
+    # An unknown price is 0: the machine has no numbers that are missing.
+    return {name: float(number.value or 0.0) for name, number in fields.items()}
+
+
+@functools.cache
+def _files() -> dict[str, Traversable]:
+    """Returns the catalogue's files by chip name (the file name after the vendor's)."""
+    folder = files("perfmodel.chips").joinpath("catalog")
+    found = sorted((f for f in folder.iterdir() if f.name.endswith(".toml")), key=lambda f: f.name)
+    return {file.name.removesuffix(".toml").split("_", 1)[-1]: file for file in found}
+
+
+@functools.cache
+def _aliases() -> dict[str, tuple[str, ...]]:
+    """Returns every name of the catalogue with its aliases."""
+    known = {}
+    for name, file in _files().items():
+        # Only the first table is needed; parsing whole sheets would take ten times as long.
+        head = catalog.read_text(file).split("\n[", 1)[0]
+        tables = catalog.parse_toml(head, file.name)
+        known[name] = datasheet.parse_identity(tables.get("chip"), file.name)["aliases"]
+    return known
+
+
+def names() -> list[str]:
+    """Returns the names of the chips in the catalogue.
+
+    >>> "h100_sxm" in names()
+    True
+    """
+    return sorted(_files())
+
+
+def build(sheet: Sheet, fits: Traversable | None = None) -> Chip:
+    """Returns the chip of a datasheet; `fits` is the folder of kernel constants to use."""
+    family = sheet.identity["family"]
+    fields = datasheet.complete(sheet, datasheet.assumptions(family))
+    found = constants.resolve(sheet, fits)
+    values = _values(fields), {name: constant.value for name, constant in found.items()}
+    return Chip(
+        name=sheet.name,
+        title=sheet.identity["title"],
+        sheet=sheet,
+        fields=fields,
+        constants=found,
+        machine=_FAMILY[family].machine(*values),
+        supported=_FAMILY[family].supported(values[0]),
+        digest=catalog.digest({"fields": values[0], "constants": values[1]}),
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def _catalogued(name: str) -> Chip:
+    file = _files()[name]
+    sheet = datasheet.parse_sheet(catalog.read_toml(file), file.name)
+    if sheet.name != name:
+        raise InputError(f"{file.name}: [chip] name '{sheet.name}' is not that of the file")
+    return build(sheet)
+
+
+def load_chip(name_or_path: str | os.PathLike[str]) -> Chip:
+    """Returns a chip of the catalogue by name or alias, or of a TOML file by its path.
+
+    >>> load_chip("H100").name
+    'h100_sxm'
+    """
+    if isinstance(name_or_path, str):
+        # Whatever looks like a path is one: a misspelt path must not be read as a name.
+        is_path = name_or_path.endswith(".toml") or "\\" in name_or_path or "/" in name_or_path
+        if not is_path:
+            exact = name_or_path in _files()
+            return _catalogued(
+                name_or_path if exact else catalog.resolve(name_or_path, _aliases(), "chip")
+            )
+    elif not isinstance(name_or_path, os.PathLike):
+        raise InputError("chip: a name or a path is needed")
+    path = os.fspath(name_or_path)
+    return build(datasheet.parse_sheet(catalog.read_toml(path), catalog.label(path), str(path)))
