@@ -1,0 +1,128 @@
+"""The number formats that a config.json asks for.
+
+Published quantised checkpoints say in `quantization_config` how their weights, activations and
+cache are stored. One format for all layers is understood, with embeddings, output head, norms and
+biases in 16 bits; a mixture is refused, never averaged.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from perfmodel.errors import InputError, nearest
+from perfmodel.formats import PrecisionName, precision_name
+from perfmodel.models._values import is_off, show
+
+_EXCLUDED = ("modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules")
+# Modules that stay in 16 bits here too.
+_KEPT = re.compile(r"(^|\.)(lm_head|embed_tokens|wte|wpe|\w*norm\w*|gate|router)\*?$")
+_SIMPLE_METHODS = {"fp8": "fp8", "mxfp4": "mxfp4"}
+_METHODS = ("fp8", "mxfp4", "awq", "gptq", "modelopt", "compressed-tensors")
+_ALGORITHMS = {"FP8": "fp8", "NVFP4": "nvfp4"}
+# (bits, type, group) of compressed-tensors; a group of None is any.
+_SCHEMES = {
+    (8, "float", None): "fp8",
+    (8, "int", None): "int8",
+    (4, "int", 128): "int4",
+    (4, "float", 16): "nvfp4",
+    (4, "float", 32): "mxfp4",
+}
+
+
+def suggested_precision(config: Mapping[str, Any], where: str = "config.json") -> PrecisionName:
+    """Returns the number formats that a config.json asks for; bf16 where it asks for none.
+
+    `quantization_config` must treat all layers alike; embeddings, head and norms stay in 16 bits.
+
+    >>> str(suggested_precision({"quantization_config": {"quant_method": "fp8"}}))
+    'fp8'
+    """
+    quantization = config.get("quantization_config")
+    if quantization is None:
+        return precision_name()
+    place = f"{where}: quantization_config"
+    if not isinstance(quantization, Mapping):
+        raise InputError(f"{place} must be an object, not {show(quantization)}")
+    method = quantization.get("quant_method")
+    if not isinstance(method, str) or method not in _METHODS:
+        hint = nearest(method, _METHODS) if isinstance(method, str) else _one_of(_METHODS)
+        raise InputError(f"{place}: quant_method {show(method)} is not understood{hint}")
+    _refuse_mixed(quantization, place)
+    weights, activations = _formats(quantization, method, place)
+    return precision_name(weights, activations, _cache_format(quantization, place))
+
+
+def _one_of(names: Iterable[Any]) -> str:
+    return f" (known: {', '.join(map(str, names))})"
+
+
+def _refuse_mixed(quantization: Mapping[str, Any], place: str) -> None:
+    for key in _EXCLUDED:
+        entries = quantization.get(key)
+        if entries is None:
+            continue
+        if not isinstance(entries, list | tuple):
+            raise InputError(f"{place}: {key} must be a list, not {show(entries)}")
+        for entry in entries:
+            if not isinstance(entry, str) or not _KEPT.search(entry):
+                raise InputError(
+                    f"{place}: {key} leaves out {show(entry)}; only one format for all layers is "
+                    "understood"
+                )
+    if not is_off(quantization.get("sparsity_config")):
+        raise InputError(f"{place}: sparsity_config is not understood")
+
+
+def _formats(quantization: Mapping[str, Any], method: str, place: str) -> tuple[str, str | None]:
+    if method in _SIMPLE_METHODS:
+        return _SIMPLE_METHODS[method], None
+    if method in ("awq", "gptq"):
+        for key, value in (("bits", 4), ("group_size", 128)):
+            if quantization.get(key) != value:
+                given = show(quantization.get(key))
+                raise InputError(f"{place}: {key} {given} is not understood (nearest: {value})")
+        return "int4", "bf16"
+    if method == "modelopt":
+        algorithm = quantization.get("quant_algo")
+        if not isinstance(algorithm, str) or algorithm not in _ALGORITHMS:
+            raise InputError(
+                f"{place}: quant_algo {show(algorithm)} is not understood{_one_of(_ALGORITHMS)}"
+            )
+        return _ALGORITHMS[algorithm], None
+    groups = quantization.get("config_groups")
+    found = list(groups.values()) if isinstance(groups, Mapping) else []
+    group = found[0] if len(found) == 1 else None
+    if not isinstance(group, Mapping) or group.get("targets") != ["Linear"]:
+        raise InputError(f"{place}: config_groups must have one group with targets ['Linear']")
+    weights = _scheme(group.get("weights"), f"{place}: weights")
+    inputs = group.get("input_activations")
+    if inputs is None:
+        return weights, "bf16"
+    return weights, _scheme(inputs, f"{place}: input_activations")
+
+
+def _scheme(scheme: Any, place: str) -> str:
+    if not isinstance(scheme, Mapping):
+        raise InputError(f"{place} must be an object, not {show(scheme)}")
+    bits, sort, group = (scheme.get(key) for key in ("num_bits", "type", "group_size"))
+    for (known_bits, known_sort, known_group), name in _SCHEMES.items():
+        if (bits, sort) == (known_bits, known_sort) and known_group in (None, group):
+            return name
+    known = (f"{b} {t}" + (f" in groups of {g}" if g else "") for b, t, g in _SCHEMES)
+    raise InputError(
+        f"{place}: num_bits {show(bits)}, type {show(sort)}, group_size {show(group)} is not "
+        f"understood{_one_of(known)}"
+    )
+
+
+def _cache_format(quantization: Mapping[str, Any], place: str) -> str | None:
+    algorithm = quantization.get("kv_cache_quant_algo")
+    if algorithm is not None:
+        if not isinstance(algorithm, str) or algorithm not in _ALGORITHMS:
+            raise InputError(
+                f"{place}: kv_cache_quant_algo {show(algorithm)} is not understood"
+                f"{_one_of(_ALGORITHMS)}"
+            )
+        return _ALGORITHMS[algorithm]
+    scheme = quantization.get("kv_cache_scheme")
+    return None if scheme is None else _scheme(scheme, f"{place}: kv_cache_scheme")
