@@ -1,0 +1,322 @@
+"""How results are named and grouped for people: chips, plans, axes, and where numbers come from.
+
+Shared by tables, pictures and pages. Works on the Datasets of `frontier` and `overlay` alone, so a
+figure can be made from a saved file.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from perfmodel.errors import InputError
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+# Okabe and Ito, "Color Universal Design" (2008), without yellow, and grey.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#6B7280", "#000000")
+
+_TITLES = {
+    "tokens_per_second_user": "Interactivity: output tokens/s per user",
+    "tokens_per_second_user_e2e": "Interactivity over the whole request: tokens/s per user",
+    "output_tokens_per_second_chip": "Throughput: output tokens/s per chip",
+    "total_tokens_per_second_chip": "Throughput: input + output tokens/s per chip",
+    "ttft_s": "Time to first token [s]",
+    "tpot_s": "Time per output token [s]",
+    "e2e_s": "Request latency [s]",
+    "usd_per_million_output_tokens": "Cost of a million output tokens [USD]",
+    "energy_per_output_token_j": "Energy per output token [J]",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Front:
+    """One chip's points in order of x.
+
+    Fields: `colour` of the chip; `sure`, whether its kernels or its generation's were measured;
+    `columns` by variable; `plans` in words.
+    """
+
+    chip: str
+    title: str
+    colour: str
+    sure: bool
+    columns: Mapping[str, np.ndarray]
+    plans: tuple[str, ...]
+
+    @property
+    def ink(self) -> str:
+        """The colour, dark enough for text on white."""
+        parts = (int(self.colour[i : i + 2], 16) for i in (1, 3, 5))
+        return "#" + "".join(f"{round(0.8 * part):02X}" for part in parts)
+
+    def __len__(self) -> int:
+        return len(self.plans)
+
+
+def chip_title(name: str) -> str:
+    """Returns a chip's name as people write it.
+
+    >>> chip_title("h100_sxm"), chip_title("mi300x")
+    ('H100 SXM', 'MI300X')
+    """
+    return name.replace("_", " ").upper()
+
+
+def model_title(name: str) -> str:
+    """Returns a model's name as people write it.
+
+    >>> model_title("llama-3.3-70b"), model_title("phi-4")
+    ('Llama-3.3-70B', 'Phi-4')
+    """
+    words = [w.upper() if w[:1].isdigit() else w[:1].upper() + w[1:] for w in name.split("-")]
+    return "-".join(words)
+
+
+def short_precisions(names: Any) -> dict[str, str]:
+    """Returns the shortest name that tells each precision from the others: of the weights alone
+    where that suffices.
+
+    >>> short_precisions(["fp8", "nvfp4/nvfp4/fp8"])
+    {'fp8': 'fp8', 'nvfp4/nvfp4/fp8': 'nvfp4'}
+    """
+    found = sorted({str(name) for name in names})
+    weights = [name.split("/")[0] for name in found]
+    return {
+        name: short if weights.count(short) == 1 else name
+        for name, short in zip(found, weights, strict=True)
+    }
+
+
+def precision_words(name: str) -> str:
+    """Returns a precision in words.
+
+    >>> precision_words("nvfp4/nvfp4/fp8")
+    'nvfp4 weights, nvfp4 activations, fp8 KV cache'
+    """
+    parts = name.split("/")
+    if len(parts) != 3:
+        return f"{name} weights, activations and KV cache"
+    return f"{parts[0]} weights, {parts[1]} activations, {parts[2]} KV cache"
+
+
+def layout_text(tp: int, pp: int, replicas: int) -> str:
+    """Returns the layout of a deployment: degrees of a replica, times replicas.
+
+    >>> layout_text(4, 1, 4), layout_text(8, 2, 1)
+    ('TP4 × 4', 'TP8 PP2')
+    """
+    return f"TP{tp}" + (f" PP{pp}" if pp > 1 else "") + (f" × {replicas}" if replicas > 1 else "")
+
+
+def plan_text(tp: int, pp: int, replicas: int, batch: int, chunk: int, precision: str = "") -> str:
+    """Returns a plan in words.
+
+    >>> plan_text(4, 1, 4, 32, 2048, "fp8")
+    'TP4 × 4 · batch 32 · chunk 2048 · fp8'
+    """
+    parts = (layout_text(tp, pp, replicas), f"batch {batch}", f"chunk {chunk}", precision)
+    return " · ".join(part for part in parts if part)
+
+
+def axis_title(dataset: "xr.Dataset", name: str) -> str:
+    """Returns an axis title: quantity and unit."""
+    attrs = dataset[name].attrs
+    words = str(attrs.get("long_name", name)).replace("_", " ")
+    return _TITLES.get(name, f"{words[:1].upper()}{words[1:]} [{attrs.get('units', '1')}]")
+
+
+def axes(dataset: "xr.Dataset") -> tuple[str, str]:
+    """Returns the names of the two variables that are the axes of a frontier."""
+    return str(dataset.attrs["x"]), str(dataset.attrs["y"])
+
+
+def log_axis(values: list[np.ndarray]) -> bool:
+    """Returns whether an axis with these values is better logarithmic: positive, over a factor 3."""
+    known = np.concatenate([np.asarray(v, float).ravel() for v in values] or [np.zeros(0)])
+    known = known[np.isfinite(known)]
+    return known.size > 0 and known.min() > 0.0 and known.max() > 3.0 * known.min()
+
+
+def fronts(dataset: "xr.Dataset") -> list[Front]:
+    """Returns the points of each chip that has any, in the order in which chips were asked for."""
+    x, y = axes(dataset)
+    chip = np.asarray(dataset["chip"].values, dtype=str)
+    order = [str(name) for name in dataset["candidate"].values]
+    short = short_precisions(dataset["precision"].values)
+    columns = {
+        str(name): np.asarray(variable.values)
+        for name, variable in dataset.variables.items()
+        if variable.dims == ("point",)
+    }
+    good = np.isfinite(columns[x].astype(float)) & np.isfinite(columns[y].astype(float))
+    found = []
+    for place, name in enumerate(order):
+        rows = np.flatnonzero((chip == name) & good)
+        rows = rows[np.argsort(columns[x][rows], kind="stable")]
+        own = {key: column[rows] for key, column in columns.items()}
+        keys = ("tp", "pp", "replicas", "batch", "chunk")
+        plans = tuple(
+            plan_text(*(int(own[key][i]) for key in keys), short[str(own["precision"][i])])
+            for i in range(len(rows))
+        )
+        if len(rows):
+            colour = COLOURS[place % len(COLOURS)]
+            sure = kernel_note(name)[1]
+            found.append(Front(name, chip_title(name), colour, sure, own, plans))
+    return found
+
+
+def spread(values: Any, count: int) -> list[int]:
+    """Returns at most `count` indices of sorted `values`, both ends among them, evenly in log.
+
+    >>> spread([1, 2, 3, 10, 30, 100], 3)
+    [0, 3, 5]
+    """
+    numbers = np.asarray(values, dtype=float)
+    if len(numbers) <= count:
+        return list(range(len(numbers)))
+    scale = np.log(numbers) if numbers.min() > 0 else numbers
+    targets = np.linspace(scale[0], scale[-1], count)
+    return sorted({int(np.argmin(np.abs(scale - target))) for target in targets})
+
+
+def number(value: float, digits: int = 3) -> str:
+    """Returns a number with about three digits and thousands marked; blank where unknown.
+
+    >>> number(1234.5), number(0.04567), number(float("nan")), number(12.34)
+    ('1,234', '0.0457', '', '12.3')
+    """
+    value = float(value)
+    if not math.isfinite(value):
+        return ""
+    size = abs(value)
+    if size >= 10 ** (digits - 1):
+        return f"{value:,.0f}"
+    if size == 0.0:
+        return "0"
+    places = digits - 1 - math.floor(math.log10(size))
+    return f"{value:.{places}f}" if size >= 1e-4 else f"{value:.{digits - 1}e}"
+
+
+_SHORT = {
+    "tokens_per_second_user": "interactivity",
+    "tokens_per_second_user_e2e": "interactivity",
+    "output_tokens_per_second_chip": "throughput",
+    "total_tokens_per_second_chip": "throughput",
+    "ttft_s": "time to first token",
+    "tpot_s": "time per token",
+    "usd_per_million_output_tokens": "cost",
+    "usd_per_million_total_tokens": "cost",
+    "energy_per_output_token_j": "energy",
+}
+
+
+def trade_off(x: str, y: str) -> str:
+    """Returns what is set against what, in words.
+
+    >>> trade_off("tokens_per_second_user", "output_tokens_per_second_chip")
+    'throughput against interactivity'
+    """
+    return f"{_SHORT.get(y, y.replace('_', ' '))} against {_SHORT.get(x, x.replace('_', ' '))}"
+
+
+def setting(dataset: "xr.Dataset") -> str:
+    """Returns the traffic, the engine and the size of the deployments, on one line."""
+    attrs = dataset.attrs
+    formats = ", ".join(short_precisions(dataset["precision"].values).values())
+    return " · ".join(
+        (
+            lengths(dataset),
+            formats,
+            f"up to {attrs.get('max_chips', '?')} chips per replica",
+            f"engine: {attrs.get('engine', 'neutral')}",
+        )
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """Measured points of one chip: colour of its front, coordinates, and what each one is."""
+
+    title: str
+    colour: str
+    xy: np.ndarray
+    words: tuple[str, ...]
+
+
+def measured_points(
+    measured: "xr.Dataset | None", x: str, y: str, found: list[Front]
+) -> list[Measured]:
+    """Returns the runs of `overlay` that have both axes, by chip."""
+    if measured is None or x not in measured or y not in measured:
+        return []
+    xy = np.column_stack([measured[x].values, measured[y].values]).astype(float)
+    chip = np.asarray(measured["chip"].values, dtype=str)
+    groups = []
+    for front in found:
+        rows = np.flatnonzero((chip == front.chip) & np.isfinite(xy).all(axis=1))
+        precision = np.asarray(measured["precision"].values, dtype=str)[rows]
+        words = tuple(
+            " · ".join(
+                f"{int(measured[name].values[i])} {unit}"
+                for name, unit in (("chips", "chips"), ("concurrency", "concurrent requests"))
+                if name in measured and np.isfinite(float(measured[name].values[i]))
+            )
+            + f" · {kind}"
+            for i, kind in zip(rows, precision, strict=True)
+        )
+        if len(rows):
+            groups.append(Measured(front.title, front.colour, xy[rows], words))
+    return groups
+
+
+def lengths(dataset: "xr.Dataset") -> str:
+    """Returns the traffic in words."""
+    attrs = dataset.attrs
+    words = f"{int(attrs['isl']):,} tokens in, {int(attrs['osl']):,} out"
+    hit = float(attrs.get("prefix_hit", 0.0))
+    return words + (f", {hit:.0%} of the prompt cached" if hit else "")
+
+
+def prices(dataset: "xr.Dataset") -> str:
+    """Returns the rent per chip and hour of each chip, as the points were priced."""
+    found = []
+    for front in fronts(dataset):
+        rent = float(front.columns["usd_per_hour"][0]) / float(front.columns["chips"][0])
+        found.append(f"{front.chip} {rent:.2f}" if math.isfinite(rent) else f"{front.chip} unknown")
+    return ", ".join(found)
+
+
+@functools.cache
+def kernel_note(chip: str) -> tuple[str, bool]:
+    """Returns whose kernel measurements a chip of the catalogue uses where it has none of its own,
+    in words, and whether they are its generation's at least.
+
+    >>> kernel_note("h100_sxm")
+    ('', True)
+    """
+    from perfmodel.chips import load_chip
+
+    try:
+        constants = load_chip(chip).constants
+    except InputError:
+        return "", True
+    matter = ("kernels.", "decode.", "context.")
+    origins = {c.origin for name, c in constants.items() if name.startswith(matter)}
+    if "own fit" in origins:
+        return "", True
+    kin = sorted(origin.split(" ")[0] for origin in origins if "same generation" in origin)
+    if kin:
+        return f"kernels as measured on {chip_title(kin[0])}, of its generation", True
+    return "no kernel measurements of its own: its family's constants, less certain", False
+
+
+def kernel_notes(dataset: "xr.Dataset") -> list[str]:
+    """Returns a line for each chip without kernel measurements of its own."""
+    notes = [(name, kernel_note(name)[0]) for name in map(str, dataset["candidate"].values)]
+    return [f"{chip_title(name)}: {note}" for name, note in notes if note]

@@ -1,0 +1,117 @@
+"""Held-out measured kernels against predictions of the catalogue's machines.
+
+The bounds are the errors of `docs/accuracy.md` with a margin for the small sample; they are on
+rows that no fit has seen, but the sets are those that the constants were fitted to.
+"""
+
+import functools
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+import pytest
+
+from perfmodel.chips import load_chip
+from perfmodel.fabric import all_reduce_seconds
+from perfmodel.machine import (
+    Rank,
+    Machine,
+    context_attention_parts,
+    decode_attention_parts,
+    matmul_parts,
+)
+from perfmodel.operators import KERNELS, Attention, Matmul
+
+# Source dtype: kernel, bytes of a weight, of an activation, per output column.
+FORMATS = {
+    "bfloat16": ("bf16", 2, 2, 0),
+    "fp8": ("fp8", 1, 1, 0),
+    "nvfp4": ("fp4", 0.5625, 0.5625, 0),
+    "sq": ("int8", 1, 1, 4),
+    "int8_wo": ("w8a16", 1, 2, 2),
+    "int4_wo": ("w4a16", 0.5, 2, 2),
+}
+
+
+@functools.cache
+def rows() -> pd.DataFrame:
+    return pd.read_csv(Path(__file__).parent / "data" / "kernels.csv")
+
+
+def seconds(row: pd.Series, machine: Machine) -> float:
+    """Returns the predicted time of one measured row."""
+    if row["operator"] == "matmul":
+        kind, weight, activation, column = FORMATS[row["gemm_dtype"]]
+        op = Matmul(
+            name="matmul",
+            group="decode/ffn",
+            rows=row["m"],
+            columns=row["n"],
+            inner=row["k"],
+            weight_bytes=weight,
+            activation_bytes=activation,
+            column_bytes=column,
+            kernel=jnp.asarray([float(kind == name) for name in KERNELS]),
+        )
+        return float(matmul_parts(op, Rank(machine)).total)
+    if row["operator"] == "all_reduce":
+        message, ranks = row["message_bytes"], row["num_gpus"]
+        return float(all_reduce_seconds(message, ranks, machine.fabric))
+    length, queries = row["kv_len"], row["isl"]
+    keys = min(length, row["window_size"]) if row["window_size"] > 0 else length
+    decode = row["operator"] == "decode"
+    pairs = keys if decode else keys * (keys + 1) / 2 + (queries - keys) * keys
+    op = Attention(
+        name="attention",
+        group="decode/attention" if decode else "prefill/attention",
+        phase="decode" if decode else "prefill",
+        sequences=row["batch_size"],
+        queries=queries,
+        keys=keys,
+        pairs=pairs,
+        heads=row["num_heads"],
+        kv_heads=row["num_kv_heads"],
+        qk_width=row["head_dim"],
+        v_width=row["head_dim"],
+        kv_bytes=1 if row["kv_cache_dtype"] == "fp8" else 2,
+        narrow=0 if decode else row["narrow"],
+    )
+    parts = decode_attention_parts if decode else context_attention_parts
+    return float(parts(op, Rank(machine)).total)
+
+
+@functools.cache
+def errors() -> pd.DataFrame:
+    """Returns the sample with the signed relative error of each row."""
+    known = rows()
+    predicted = [seconds(row, load_chip(row["chip"]).machine) for _, row in known.iterrows()]
+    return known.assign(error=np.array(predicted) / (known["latency_ms"] * 1e-3) - 1.0)
+
+
+def test_sample_covers_chips_and_operators() -> None:
+    counts = rows().groupby(["operator", "chip"]).size().unstack()
+    assert len(rows()) >= 400
+    assert set(counts.index) == {"matmul", "decode", "context", "all_reduce"}
+    assert counts.shape[1] == 6 and (counts >= 10).all().all(), counts
+
+
+@pytest.mark.parametrize(
+    ("query", "bound"),
+    [
+        ("operator == 'matmul' and gemm_dtype == 'bfloat16'", 0.08),
+        ("operator == 'matmul'", 0.11),
+        ("operator == 'decode'", 0.10),
+        ("operator == 'context'", 0.10),
+        ("operator == 'all_reduce'", 0.08),
+    ],
+)
+def test_median_error_is_bounded(query: str, bound: float) -> None:
+    found = errors().query(query)["error"]
+    assert np.isfinite(found).all()
+    assert found.abs().median() <= bound
+
+
+def test_no_chip_is_far_off() -> None:
+    median = errors().groupby(["operator", "chip"])["error"].agg(lambda e: e.abs().median())
+    assert (median <= 0.25).all(), median.sort_values().tail(5)
