@@ -1,0 +1,407 @@
+"""Steady state of a serving replica: TTFT, TPOT, throughput, memory, power and cost.
+
+Continuous batching with chunked prefill and paged KV in a closed loop of `batch` requests. With
+t(B) the time of a decode step and t(B, c) of one that carries a chunk of a prompt:
+
+    admitted      A = ⌊(memory·fraction − weights − activations − workspace)/live KV⌋
+    running       C = min(batch, A); the rest queue, and TTFT carries their wait
+    chunks        n = ⌈T(1−h)/chunk⌉ steps carry one prompt
+    chunk share   φ = min(1, n(C−1)/O): the other requests' chunks that meet a decoding one
+    TPOT          (1−φ)·t(B) + φ·t(B, c)
+    prefill wait  a closed queue of C customers, service s = n·t(B, c), away for Z = (O−1)·TPOT
+    throughput    C·O/(TTFT + (O−1)·TPOT)                              (Little's law)
+
+A mixture of two steps, not the step at the mean load: a few prompt tokens in every step and a
+full chunk in some are different work. φ is corrected once for the time requests spend before
+their first token. Past the load where every step carries a chunk, the number of decoding
+sequences saturates at O/n and TTFT grows with the queue; nothing is clamped.
+
+Pipeline stages, and layers side by side on a wafer: M = min(stages, C) micro-batches of C/M; a
+round takes max(token latency, M × stage time).
+"""
+
+from typing import NamedTuple
+
+import equinox as eqx
+import jax.numpy as jnp
+from jax import Array
+
+from perfmodel.fabric import crossing_usage
+from perfmodel.formats import Precision
+from perfmodel.machine import Machine, Rank, Usage
+from perfmodel.models.transformer import (
+    Model,
+    activation_bytes,
+    block_operators,
+    head_operators,
+    kv_bytes_per_token,
+    weight_bytes,
+)
+from perfmodel.plan import Engine, Limits, Load, Plan
+from perfmodel.relax import Real, as_real, ceil, ceil_div, floor, inverse, maximum, minimum
+from perfmodel.step import Chunk, Shard, Step, causal_pairs
+from perfmodel.timing import total_usage
+
+PARTS = ("compute", "weight bandwidth", "kv bandwidth", "network", "latency")
+"""What a step's time consists of, in the order of `Estimate.parts`."""
+
+MARGINS = ("memory", "kernel", "divisibility", "context length", "ttft limit", "tpot limit")
+"""Signed margins in the order of `Estimate.margins`; a negative one is infeasible."""
+
+BINDING = (*PARTS, "kv capacity", *MARGINS)
+"""Names of `Estimate.binding`: the largest part of TPOT, the KV pool where requests queue for
+it, or the most negative margin."""
+
+
+class Estimate(eqx.Module):
+    """What a design achieves. Scalars (or arrays of a sweep's shape); SI units.
+
+    Fields:
+        ttft, tpot, e2e: time to first token, per output token after it, end to end [s].
+        longest_gap: longest time between two tokens of a request while others prefill [s].
+        request_rate: finished requests per second of one replica [1/s].
+        output_rate: output tokens per second of one replica [1/s].
+        admitted, running: requests that fit the KV pool, and that run at once.
+        chunk_share: share of a request's decode steps that carry another's prompt.
+        prefill_busy: share of time that prompts take.
+        weight_bytes, kv_bytes, activation_bytes, memory_bytes: per chip [B]; memory in all,
+            with workspace, at the running batch.
+        chip_power: mean board power of a chip [W]; power: of all replicas [W].
+        energy_per_output_token, energy_per_total_token: split by busy time, and not [J].
+        usd_per_output_token, usd_per_input_token, usd_per_total_token: [USD]; output and input
+            share the cost by busy time. 0 where the price is unknown.
+        chips: chips deployed.
+        parts: seconds of TPOT by `PARTS`, shape [5].
+        margins: by `MARGINS`, shape [6], relative; negative is infeasible.
+        feasible: whether all margins are ≥ 0.
+        binding: index into `BINDING`.
+    """
+
+    ttft: Array
+    tpot: Array
+    e2e: Array
+    longest_gap: Array
+    request_rate: Array
+    output_rate: Array
+    admitted: Array
+    running: Array
+    chunk_share: Array
+    prefill_busy: Array
+    weight_bytes: Array
+    kv_bytes: Array
+    activation_bytes: Array
+    memory_bytes: Array
+    chip_power: Array
+    power: Array
+    energy_per_output_token: Array
+    energy_per_total_token: Array
+    usd_per_output_token: Array
+    usd_per_input_token: Array
+    usd_per_total_token: Array
+    chips: Array
+    parts: Array
+    margins: Array
+    feasible: Array
+    binding: Array
+    isl: Array
+    osl: Array
+    replicas: Array
+
+    @property
+    def interactivity(self) -> Array:
+        """Output tokens per second that one user sees while decoding, 1/TPOT."""
+        return 1.0 / self.tpot
+
+    @property
+    def interactivity_e2e(self) -> Array:
+        """Output tokens per second of one user over the whole request, OSL/E2E."""
+        return self.osl / self.e2e
+
+    @property
+    def output_rate_per_chip(self) -> Array:
+        """Output tokens per second over every deployed chip."""
+        return self.output_rate * self.replicas / self.chips
+
+    @property
+    def total_rate_per_chip(self) -> Array:
+        """Input and output tokens per second over every deployed chip."""
+        return self.output_rate_per_chip * (self.isl + self.osl) / self.osl
+
+
+class Footprint(NamedTuple):
+    """Bytes per chip, and the requests that fit."""
+
+    weights: Array
+    activations: Array
+    shared: Array
+    live: Array
+    margin: Array
+    admitted: Array
+
+
+class Pass(NamedTuple):
+    """One pass of a micro-batch through the network."""
+
+    usage: Usage
+    latency: Array
+    stage: Array
+
+
+class Prefill(NamedTuple):
+    """How a prompt is cut: chunks, and the mean chunk."""
+
+    chunks: Array
+    chunk: Chunk
+    new_tokens: Array
+
+
+def split_prompt(load: Load, plan: Plan) -> Prefill:
+    """Returns the chunks of one prompt; cached tokens are attended to but not computed.
+
+    At least the last prompt token is always computed. The mean chunk conserves tokens and pairs:
+    T(1−h)/n tokens, and the pairs of the whole prompt over n.
+    """
+    new = maximum(as_real(load.isl * (1.0 - load.prefix_hit)), 1.0)
+    cached = as_real(load.isl) - new
+    chunks = maximum(ceil_div(new, maximum(as_real(plan.chunk), 1.0)), 1.0)
+    per_chunk = inverse(chunks)
+    tokens = new * per_chunk
+    chunk = Chunk(
+        tokens=tokens,
+        pairs=causal_pairs(new, cached) * per_chunk,
+        keys=cached + tokens * (0.5 * chunks + 0.5),
+        ends=per_chunk,
+    )
+    return Prefill(chunks, chunk, new)
+
+
+def _stage_share(model: Model, plan: Plan, shard: Shard) -> Array:
+    """Returns the part of the layers that one chip holds."""
+    per_stage = ceil(model.layers * inverse(plan.stages)) * inverse(model.layers)
+    return per_stage * inverse(shard.share)
+
+
+def footprint(
+    machine: Machine, model: Model, load: Load, plan: Plan, precision: Precision, engine: Engine
+) -> Footprint:
+    """Returns memory per chip and how many requests are admitted.
+
+    A request holds its own prompt and, on average, half its output, in whole pages; the shared
+    prefix is stored once. One whole request must fit, or the plan is infeasible.
+    """
+    shard = plan.shard(machine)
+    prefill = split_prompt(load, plan)
+    part = _stage_share(model, plan, shard)
+    weights = weight_bytes(model, precision, shard) * part
+    micro_batches = minimum(as_real(plan.stages), plan.batch)
+    step = Step(plan.batch * inverse(micro_batches), load.isl, chunk=prefill.chunk)
+    activations = activation_bytes(model, step, shard)
+    per_token = kv_bytes_per_token(model, precision, shard) * part
+    cached = load.isl - prefill.new_tokens
+
+    def pages(tokens: Array) -> Array:
+        return ceil_div(tokens, engine.block) * engine.block * per_token
+
+    shared = cached * per_token
+    live = pages(prefill.new_tokens + 0.5 * load.osl)
+    whole = pages(prefill.new_tokens + load.osl)
+    capacity = machine.memory.capacity[0]
+    free = capacity * engine.memory_fraction - weights - activations - engine.workspace - shared
+    admitted = floor(maximum(free, 0.0) * inverse(live))
+    return Footprint(weights, activations, shared, live, (free - whole) / capacity, admitted)
+
+
+def run_step(
+    rank: Rank, model: Model, step: Step, plan: Plan, precision: Precision, engine: Engine
+) -> Pass:
+    """Returns the time of one micro-batch through all stages, and through the slowest."""
+    shard = plan.shard(rank.machine)
+    floors = rank.machine.floors
+    count = as_real(model.layers)
+    layers = Usage()
+    for block in model.blocks:
+        ops = block_operators(model, block, step, shard, precision)
+        layers = layers.plus(total_usage(ops, rank).scale(block.count))
+    head = total_usage(head_operators(model, step, shard, precision), rank)
+    # Launches run beside the device: what they add is what the device does not cover.
+    serial = floors.serial * count
+    covered = layers.seconds + serial
+    waiting = serial + maximum(floors.launch * count - covered, 0.0)
+    layers = layers.plus(Usage(waiting, latency=waiting))
+    host = engine.host_step + engine.host_sequence * step.sequences
+    head = head.plus(Usage(host, latency=host))
+    crossing = crossing_usage(step.rows * model.hidden, rank)
+    crossings = maximum(minimum(as_real(plan.chips), plan.stages) - 1.0, 0.0)
+    whole = layers.plus(head).plus(crossing.scale(crossings))
+    slowest = ceil(count * inverse(plan.stages)) * inverse(count)
+    crossed = minimum(crossings, 1.0)
+    stage = layers.seconds * slowest + head.seconds + crossed * crossing.seconds
+    return Pass(whole, whole.seconds, stage)
+
+
+def closed_queue(service: Array, away: Array, customers: Array, variability: Real) -> Array:
+    """Returns the mean time at a server of a closed loop, its own service included [s].
+
+    `customers` cycle between one server (mean `service`) and an absence (mean `away`). The larger
+    root R of
+
+        R² − R·(s + sC − Z − v·s) + s·(sC − Z) − v·s²·C = 0
+
+    is s for one customer and tends to sC − Z when the server saturates; v = 0 is its lower bound
+    max(s, sC − Z), v = 1 Schweitzer's mean-value analysis of an exponential server.
+
+    >>> float(closed_queue(2.0, 10.0, 1.0, 0.5)), float(closed_queue(2.0, 0.0, 5.0, 0.5))
+    (2.0, 10.0)
+    """
+    bound = service * customers - away
+    b = service + bound - variability * service
+    # The discriminant as a sum of non-negative terms; the textbook form cancels in float32.
+    root = (service - bound) ** 2 + variability * service * (
+        2.0 * service * (customers - 1.0) + 2.0 * away + variability * service
+    )
+    return 0.5 * (b + jnp.sqrt(root + 1e-36))
+
+
+def estimate(
+    machine: Machine,
+    model: Model,
+    load: Load,
+    plan: Plan,
+    precision: Precision,
+    engine: Engine,
+    limits: Limits | None = None,
+) -> Estimate:
+    """Returns what one design achieves; a pure function of arrays, differentiable in all.
+
+    Args:
+        machine: the chip. model: the network, with array leaves (see `relax.traced`).
+        load, plan, precision, engine: traffic, layout, formats, software.
+        limits: service levels for the TTFT and TPOT margins; none by default.
+    """
+    asked = Limits() if limits is None else limits
+    shard = plan.shard(machine)
+    prefill = split_prompt(load, plan)
+    room = footprint(machine, model, load, plan, precision, engine)
+    batch = as_real(plan.batch)
+    osl = as_real(load.osl)
+    running = minimum(batch, maximum(room.admitted, 1.0))
+
+    # Where every pass carries a chunk, this many sequences decode beside it.
+    micro = minimum(as_real(plan.stages), running)
+    per_micro = inverse(micro)
+    passes = prefill.chunks * per_micro
+    saturated = osl * inverse(passes)
+    others = maximum(running - 1.0, 0.0)
+    context = load.isl + 0.5 * osl
+    decoding = minimum(running, maximum(saturated, 1.0)) * per_micro
+    beside = minimum(others, saturated) * per_micro
+    rank = Rank(machine, shard.share)
+    decode = run_step(rank, model, Step(decoding, context), plan, precision, engine)
+    mixed_step = Step(beside, context, chunk=prefill.chunk)
+    mixed = run_step(rank, model, mixed_step, plan, precision, engine)
+    decode_round = maximum(decode.latency, micro * decode.stage)
+    mixed_round = maximum(mixed.latency, micro * mixed.stage)
+
+    def mean_round(share: Array) -> Array:
+        return decode_round + share * (mixed_round - decode_round)
+
+    service = prefill.chunks * mixed.stage
+    fill = mixed.latency - mixed.stage
+    share = minimum(passes * others * inverse(osl), 1.0)
+    tpot = mean_round(share)
+    away = maximum(osl - 1.0, 0.0)
+    prefill_time = fill + closed_queue(service, away * tpot, running, engine.variability)
+    # A request that finds others running waits, on average, for half a step to end.
+    before = engine.request_time + 0.5 * tpot * minimum(others, 1.0)
+    rate = running * inverse(before + prefill_time + away * tpot)
+    share = minimum(share, passes * rate * tpot * others * inverse(running))
+    tpot = mean_round(share)
+    started = before + prefill_time + load.burst * 0.5 * others * service
+    rate = running * inverse(started + away * tpot)
+    waiting = maximum(batch - running, 0.0) / rate
+    ttft = started + waiting
+    e2e = ttft + away * tpot
+
+    # Activity: passes with a chunk, and decode passes in the time that is left.
+    mixed_time = minimum(rate * passes * mixed_round, 1.0)
+    joules = rate * prefill.chunks * mixed.usage.joules
+    joules = joules + (1.0 - mixed_time) * micro * inverse(decode_round) * decode.usage.joules
+    chip_dynamic = joules * shard.ranks * inverse(plan.chips)
+    chip_power = minimum(machine.power.limit, machine.power.running + chip_dynamic)
+    added = 1.0 - decode_round * minimum(others, 1.0) * inverse(mixed_round)
+    prefill_busy = mixed_time * minimum(maximum(added, 0.0), 1.0)
+
+    output_rate = rate * osl
+    per_output = inverse(output_rate)
+    per_token = per_output * osl * inverse(osl + load.isl)
+    watts = chip_power * plan.chips
+    dollars = machine.price * plan.chips
+
+    mean_parts = [
+        (1.0 - share) * decode_round / decode.latency * d
+        + share * mixed_round / mixed.latency * m
+        for d, m in zip(decode.usage.parts, mixed.usage.parts, strict=True)
+    ]
+    parts = jnp.stack(mean_parts)
+    margins = jnp.stack(
+        [
+            room.margin,
+            jnp.sum(machine.kernels.peak * precision.kernel) / machine.kernels.peak[0] - 1e-6,
+            _divisibility(model, shard),
+            (model.max_context - load.isl - osl) / model.max_context,
+            1.0 - ttft * inverse(asked.ttft),
+            1.0 - tpot * inverse(asked.tpot),
+        ]
+    )
+    feasible = jnp.all(margins >= 0.0)
+    busiest = jnp.where(batch > room.admitted, len(PARTS), jnp.argmax(parts))
+    binding = jnp.where(feasible, busiest, len(PARTS) + 1 + jnp.argmin(margins))
+
+    kv = room.live * running + room.shared
+    return Estimate(
+        ttft=ttft,
+        tpot=tpot,
+        e2e=e2e,
+        longest_gap=jnp.where(others > 0.0, mixed_round, decode_round),
+        request_rate=rate,
+        output_rate=output_rate,
+        admitted=room.admitted,
+        running=running,
+        chunk_share=share,
+        prefill_busy=prefill_busy,
+        weight_bytes=room.weights,
+        kv_bytes=kv,
+        activation_bytes=room.activations,
+        memory_bytes=room.weights + kv + room.activations + engine.workspace,
+        chip_power=chip_power,
+        power=watts * plan.replicas,
+        energy_per_output_token=watts * (1.0 - prefill_busy) * per_output,
+        energy_per_total_token=watts * per_token,
+        usd_per_output_token=dollars * (1.0 - prefill_busy) * per_output,
+        usd_per_input_token=dollars * prefill_busy * per_output * osl * inverse(load.isl),
+        usd_per_total_token=dollars * per_token,
+        chips=as_real(plan.chips * plan.replicas),
+        parts=parts,
+        margins=margins,
+        feasible=feasible,
+        binding=binding,
+        isl=as_real(load.isl),
+        osl=osl,
+        replicas=as_real(plan.replicas),
+    )
+
+
+def _divisibility(model: Model, shard: Shard) -> Array:
+    """Returns minus how far the plan is from cutting heads and widths into whole parts."""
+    miss = as_real(0.0)
+    per_rank = inverse(shard.ranks)
+    for block in model.blocks:
+        ratio = block.mixer.kv_heads * per_rank
+        for whole in (
+            block.mixer.heads * per_rank,
+            maximum(ratio, inverse(ratio)),
+            block.ffn.intermediate * per_rank,
+        ):
+            miss = miss + ceil(as_real(whole)) - whole
+    # Rounding of a float32 quotient is not a remainder.
+    return jnp.where(jnp.abs(miss) < 1e-3, 0.0, -miss)
