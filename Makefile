@@ -22,7 +22,7 @@ frontier: $(READY)
 	$(BIN)/python -m perfmodel study frontier
 
 test: lint types
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 lint: $(READY)
 	$(BIN)/python -m ruff format --check .

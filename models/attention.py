@@ -34,11 +34,7 @@ class GroupedQueryAttention(eqx.Module):
     def vectors(self, hidden: Real) -> Real:
         """Returns the elements of biases and norms."""
         qkv = (self.heads + 2 * self.kv_heads) * self.head_dim
-        return (
-            self.qkv_bias * qkv
-            + self.output_bias * hidden
-            + self.qk_norm * 2 * self.head_dim
-        )
+        return self.qkv_bias * qkv + self.output_bias * hidden + self.qk_norm * 2 * self.head_dim
 
     def weight_bytes(self, hidden: Real, precision: Precision, shard: Shard) -> Real:
         """Returns bytes of weights on one rank [B]; kv heads are replicated past their number."""
@@ -56,9 +52,7 @@ class GroupedQueryAttention(eqx.Module):
         """Returns the widest intermediate result per token on one rank [elements]."""
         return (divide(self.heads, shard.ranks) + 2 * shard.kv_heads(self.kv_heads)) * self.head_dim
 
-    def operators(
-        self, hidden: Real, step: Step, shard: Shard, precision: Precision
-    ) -> Operators:
+    def operators(self, hidden: Real, step: Step, shard: Shard, precision: Precision) -> Operators:
         """Returns the operators of one layer on one rank."""
         group = f"{step.phase}/attention"
         heads = divide(self.heads, shard.ranks)
@@ -86,10 +80,18 @@ class GroupedQueryAttention(eqx.Module):
         if step.chunk is not None:
             ops.append(
                 Attention(
-                    "chunk_attention", group, "prefill",
-                    sequences=1, queries=step.chunk.tokens, keys=step.chunk.keys,
-                    pairs=step.chunk.pairs, heads=heads, kv_heads=kv_heads,
-                    qk_width=self.head_dim, v_width=self.head_dim, kv_bytes=precision.kv_bytes,
+                    "chunk_attention",
+                    group,
+                    "prefill",
+                    sequences=1,
+                    queries=step.chunk.tokens,
+                    keys=step.chunk.keys,
+                    pairs=step.chunk.pairs,
+                    heads=heads,
+                    kv_heads=kv_heads,
+                    qk_width=self.head_dim,
+                    v_width=self.head_dim,
+                    kv_bytes=precision.kv_bytes,
                     narrow=precision.narrow_attention,
                 )  # fmt: skip
             )

@@ -37,9 +37,7 @@ class Mlp(eqx.Module):
         """Returns the widest intermediate result per token on one rank [elements]."""
         return self.gates * divide(self.intermediate, shard.ranks)
 
-    def operators(
-        self, hidden: Real, step: Step, shard: Shard, precision: Precision
-    ) -> Operators:
+    def operators(self, hidden: Real, step: Step, shard: Shard, precision: Precision) -> Operators:
         """Returns the operators of one layer on one rank."""
         group = f"{step.phase}/ffn"
         inner = divide(self.intermediate, shard.ranks)

@@ -55,10 +55,7 @@ def parameters(model: Model) -> Real:
     norm = model.norm_vectors * h
     layers = sum(
         block.count
-        * (
-            sum(part.matrices(h) + part.vectors(h) for part in (block.mixer, block.ffn))
-            + 2 * norm
-        )
+        * (sum(part.matrices(h) + part.vectors(h) for part in (block.mixer, block.ffn)) + 2 * norm)
         for block in model.blocks
     )
     embeddings = (2 - model.tied) * model.vocabulary * model.hidden

@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from perfmodel.errors import Infeasible, InputError, PerfmodelError
     from perfmodel.evaluation import estimate
     from perfmodel.evaluation import operators as operator_table
-    from perfmodel.exploration import frontier, overlay
+    from perfmodel.exploration import frontier
     from perfmodel.formats import Precision, precision
     from perfmodel.machine import Machine
+    from perfmodel.measured import overlay
     from perfmodel.models.catalogue import ModelEntry, load_model
     from perfmodel.models.transformer import Model
     from perfmodel.plan import Engine, Limits, Load, Plan
@@ -40,7 +41,7 @@ _HOME = {
     # `perfmodel.operators` is the module of the operator types.
     "operator_table": "evaluation:operators",
     "frontier": "exploration",
-    "overlay": "exploration",
+    "overlay": "measured",
     "Precision": "formats",
     "precision": "formats",
     "Machine": "machine",

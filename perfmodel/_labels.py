@@ -5,14 +5,14 @@ figure can be made from a saved file.
 """
 
 import dataclasses
-import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from perfmodel.errors import InputError
+from perfmodel.units import MICROSECOND, MILLISECOND
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -31,6 +31,16 @@ _TITLES = {
     "usd_per_million_output_tokens": "Cost of a million output tokens [USD]",
     "energy_per_output_token_j": "Energy per output token [J]",
 }
+
+
+FAMILY = "its family"
+
+_USED = (
+    "chip", "precision", "candidate", "candidate_kernels", "obstacle", "on_front", "binding",
+    "tp", "pp", "replicas", "batch", "chunk", "chips", "ttft_s", "tpot_s", "tokens_per_second_user",
+    "tokens_per_second_user_e2e", "output_tokens_per_second_chip", "memory_bytes", "power_w",
+    "energy_per_output_token_j", "usd_per_million_output_tokens", "usd_per_hour",
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,10 +146,15 @@ def axes(dataset: "xr.Dataset") -> tuple[str, str]:
 
 
 def log_axis(values: list[np.ndarray]) -> bool:
-    """Returns whether an axis with these values is better logarithmic: positive, over a factor 3."""
+    """Returns whether an axis is better logarithmic: positive values over a factor of 3."""
     known = np.concatenate([np.asarray(v, float).ravel() for v in values] or [np.zeros(0)])
     known = known[np.isfinite(known)]
     return known.size > 0 and known.min() > 0.0 and known.max() > 3.0 * known.min()
+
+
+def used(dataset: "xr.Dataset") -> set[str]:
+    """Returns the variables of a frontier that pictures and pages read."""
+    return {*axes(dataset), *_USED}
 
 
 def fronts(dataset: "xr.Dataset") -> list[Front]:
@@ -148,6 +163,7 @@ def fronts(dataset: "xr.Dataset") -> list[Front]:
     chip = np.asarray(dataset["chip"].values, dtype=str)
     order = [str(name) for name in dataset["candidate"].values]
     short = short_precisions(dataset["precision"].values)
+    kernels = with_kernels(dataset)["candidate_kernels"].values
     columns = {
         str(name): np.asarray(variable.values)
         for name, variable in dataset.variables.items()
@@ -159,14 +175,14 @@ def fronts(dataset: "xr.Dataset") -> list[Front]:
         rows = np.flatnonzero((chip == name) & good)
         rows = rows[np.argsort(columns[x][rows], kind="stable")]
         own = {key: column[rows] for key, column in columns.items()}
-        keys = ("tp", "pp", "replicas", "batch", "chunk")
+        numbers = [own[key] for key in ("tp", "pp", "replicas", "batch", "chunk")]
         plans = tuple(
-            plan_text(*(int(own[key][i]) for key in keys), short[str(own["precision"][i])])
-            for i in range(len(rows))
+            plan_text(*map(int, plan), precision=short[str(kind)])
+            for *plan, kind in zip(*numbers, own["precision"], strict=True)
         )
         if len(rows):
             colour = COLOURS[place % len(COLOURS)]
-            sure = kernel_note(name)[1]
+            sure = str(kernels[place]) != FAMILY
             found.append(Front(name, chip_title(name), colour, sure, own, plans))
     return found
 
@@ -203,6 +219,20 @@ def number(value: float, digits: int = 3) -> str:
     return f"{value:.{places}f}" if size >= 1e-4 else f"{value:.{digits - 1}e}"
 
 
+def duration(value: float) -> str:
+    """Returns a duration in the unit people read it in, with three digits; blank where unknown.
+
+    >>> duration(0.02), duration(3.2e-6)
+    ('20.0 ms', '3.20 µs')
+    """
+    if not math.isfinite(value):
+        return ""
+    for scale, unit in ((1.0, "s"), (MILLISECOND, "ms")):
+        if abs(value) >= scale or value == 0.0:
+            return f"{number(value / scale)} {unit}"
+    return f"{number(value / MICROSECOND)} µs"
+
+
 _SHORT = {
     "tokens_per_second_user": "interactivity",
     "tokens_per_second_user_e2e": "interactivity",
@@ -233,7 +263,7 @@ def setting(dataset: "xr.Dataset") -> str:
         (
             lengths(dataset),
             formats,
-            f"up to {attrs.get('max_chips', '?')} chips per replica",
+            f"up to {attrs.get('max_chips', '?')} chips",
             f"engine: {attrs.get('engine', 'neutral')}",
         )
     )
@@ -275,6 +305,32 @@ def measured_points(
     return groups
 
 
+def apart(places: np.ndarray, kinds: np.ndarray, distance: float) -> np.ndarray:
+    """Returns which points of a line to mark: both ends, either side of a change of kind, and
+    others at least `distance` from the one before.
+
+    >>> apart(np.array([[0.0, 0], [1, 0], [2, 0], [9, 0]]), np.array([1, 1, 1, 1]), 2.0).tolist()
+    [True, False, True, True]
+    """
+    marks = np.zeros(len(places), dtype=bool)
+    last = 0
+    for i in range(len(places)):
+        ends = i in (0, len(places) - 1)
+        changes = not ends and (kinds[i] != kinds[i - 1] or kinds[i] != kinds[i + 1])
+        if ends or changes or np.hypot(*(places[i] - places[last])) >= distance:
+            marks[i], last = True, i
+    return marks
+
+
+def marked_by(found: Sequence[Front]) -> tuple[str, list[Any]]:
+    """Returns what markers tell apart, and its values: precision where there are several, else the
+    degree of tensor parallelism."""
+    precisions = sorted({str(p) for front in found for p in front.columns["precision"]})
+    if len(precisions) > 1:
+        return "precision", precisions
+    return "tp", sorted({int(t) for front in found for t in front.columns["tp"]})
+
+
 def lengths(dataset: "xr.Dataset") -> str:
     """Returns the traffic in words."""
     attrs = dataset.attrs
@@ -292,31 +348,46 @@ def prices(dataset: "xr.Dataset") -> str:
     return ", ".join(found)
 
 
-@functools.cache
-def kernel_note(chip: str) -> tuple[str, bool]:
-    """Returns whose kernel measurements a chip of the catalogue uses where it has none of its own,
-    in words, and whether they are its generation's at least.
+def kernels_of(chip: str) -> str:
+    """Returns whose kernel measurements a chip of the catalogue uses: "its own", the name of a chip
+    of its generation, "its family" where there are neither, or "" for a chip that is not there.
 
-    >>> kernel_note("h100_sxm")
-    ('', True)
+    >>> kernels_of("h100_sxm")
+    'its own'
     """
     from perfmodel.chips import load_chip
 
     try:
         constants = load_chip(chip).constants
     except InputError:
-        return "", True
+        return ""
     matter = ("kernels.", "decode.", "context.")
     origins = {c.origin for name, c in constants.items() if name.startswith(matter)}
     if "own fit" in origins:
-        return "", True
+        return "its own"
     kin = sorted(origin.split(" ")[0] for origin in origins if "same generation" in origin)
-    if kin:
-        return f"kernels as measured on {chip_title(kin[0])}, of its generation", True
-    return "no kernel measurements of its own: its family's constants, less certain", False
+    return kin[0] if kin else FAMILY
 
 
-def kernel_notes(dataset: "xr.Dataset") -> list[str]:
-    """Returns a line for each chip without kernel measurements of its own."""
-    notes = [(name, kernel_note(name)[0]) for name in map(str, dataset["candidate"].values)]
-    return [f"{chip_title(name)}: {note}" for name, note in notes if note]
+def with_kernels(dataset: "xr.Dataset") -> "xr.Dataset":
+    """Returns a frontier with `candidate_kernels`, whose kernel measurements each chip uses."""
+    if "candidate_kernels" in dataset:
+        return dataset
+    values = [kernels_of(str(name)) for name in dataset["candidate"].values]
+    attrs = {"units": "1", "long_name": "whose kernel measurements the chip uses"}
+    return dataset.assign(candidate_kernels=("candidate", values, attrs))
+
+
+def kernel_notes(dataset: "xr.Dataset", mark: str = "") -> list[str]:
+    """Returns a line for each chip without kernel measurements of its own; `mark` is added to the
+    name of those that do not even have their generation's."""
+    pairs = zip(dataset["candidate"].values, dataset["candidate_kernels"].values, strict=True)
+    notes = []
+    for name, whose in ((chip_title(str(n)), str(w)) for n, w in pairs):
+        if whose == FAMILY:
+            words = "no kernel measurements of its own: its family's constants, less certain"
+            notes.append(f"{name}{mark}: {words}")
+        elif whose not in ("", "its own"):
+            words = f"kernels as measured on {chip_title(whose)}, of its generation"
+            notes.append(f"{name}: {words}")
+    return notes

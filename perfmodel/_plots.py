@@ -3,7 +3,6 @@
 Texts are placed by trying positions around points and taking the one that hides least.
 """
 
-import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +18,10 @@ if TYPE_CHECKING:
 
 MARKERS = ("o", "s", "D", "^", "v", "P", "X", "*")
 _INK, _GREY, _FAINT = "#1F2933", "#5F6B7A", "#E3E7EB"
-_INCHES, _DPI = (10.0, 6.6), 180
-_POINT = _DPI / 72.0
+DPI = 180
+_INCHES = (10.0, 6.6)
+_POINT = DPI / 72.0
+_APART = 30.0
 
 
 class _Placer:
@@ -54,17 +55,27 @@ class _Placer:
             max(min(x1, b[2]) - max(x0, b[0]), 0) * max(min(y1, b[3]) - max(y0, b[1]), 0)
             for b in self.boxes
         )
-        return 20.0 * outside + 4.0 * float(inside.sum()) + shared
+        return 20.0 * outside + 12.0 * float(inside.sum()) + shared
 
     def place(self, text: str, anchors: np.ndarray, size: float, **style: Any) -> None:
-        """Draws `text` at the best place around one of the `anchors` [data], the first preferred."""
+        """Draws `text` at the best place around one of the `anchors`, the first preferred."""
         lines = text.split("\n")
-        width = 0.6 * size * _POINT * max(map(len, lines))
+        wide = 0.68 if style.get("weight") == "bold" else 0.57
+        width = wide * size * _POINT * max(map(len, lines))
         height = 1.25 * size * _POINT * len(lines)
         best = (np.inf, (0.0, 0.0))
         for rank, (ax, ay) in enumerate(self.transform.transform(anchors)):
             for gap in (7.0, 14.0, 26.0):
-                for dx, dy in ((1, 1), (0, 1), (1, 0), (-1, -1), (0, -1), (-1, 0), (1, -1), (-1, 1)):
+                for dx, dy in (
+                    (1, 1),
+                    (0, 1),
+                    (1, 0),
+                    (-1, -1),
+                    (0, -1),
+                    (-1, 0),
+                    (1, -1),
+                    (-1, 1),
+                ):
                     reach = gap * _POINT * (0.75 if dx and dy else 1.0)
                     x = ax + dx * (reach + width / 2)
                     y = ay + dy * (reach + height / 2)
@@ -82,27 +93,18 @@ class _Placer:
 
 def _ticks(axis: Any) -> None:
     """Puts plain numbers at 1, 2 and 5 of each decade."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     axis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0)))
-    axis.set_minor_locator(LogLocator(base=10, subs=tuple(np.arange(1.0, 10.0))))
+    axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:,.0f}" if v >= 1 else f"{v:g}"))
-    axis.set_minor_formatter(NullFormatter())
-
-
-def _marked_by(found: Sequence[Front]) -> tuple[str, list[Any]]:
-    """Returns what markers tell apart: precision where there are several, else the TP degree."""
-    precisions = sorted({str(p) for front in found for p in front.columns["precision"]})
-    if len(precisions) > 1:
-        return "precision", precisions
-    return "tp", sorted({int(t) for front in found for t in front.columns["tp"]})
 
 
 def _bare_axes(title: str, subtitle: str) -> "tuple[Figure, Axes]":
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=_INCHES, dpi=_DPI, facecolor="white")
+    figure = Figure(figsize=_INCHES, dpi=DPI, facecolor="white")
     FigureCanvasAgg(figure)
     axes = figure.add_axes((0.085, 0.135, 0.885, 0.725))
     figure.text(0.022, 0.955, title, fontsize=14.5, weight="bold", color=_INK, va="center")
@@ -112,18 +114,18 @@ def _bare_axes(title: str, subtitle: str) -> "tuple[Figure, Axes]":
     for side in ("left", "bottom"):
         axes.spines[side].set_color(_GREY)
     axes.tick_params(which="both", colors=_GREY, labelsize=9.5)
-    axes.tick_params(which="minor", length=2)
     axes.grid(True, which="major", color=_FAINT, linewidth=0.8)
     axes.set_axisbelow(True)
     return figure, axes
 
 
-def _limits(values: Sequence[np.ndarray], log: bool) -> tuple[float, float]:
+def _limits(values: Sequence[np.ndarray], log: bool, above: float) -> tuple[float, float]:
+    """Returns the ends of an axis, with room for texts `above` the largest value."""
     known = np.concatenate([np.asarray(v, float).ravel() for v in values])
     known = known[np.isfinite(known) & ((known > 0) if log else True)]
     low, high = float(known.min()), float(known.max())
     if log:
-        return low / 1.35, high * 1.35
+        return low / 1.35, high * above
     room = 0.07 * ((high - low) or abs(high) or 1.0)
     return low - room, high + room
 
@@ -132,6 +134,7 @@ def draw(dataset: "xr.Dataset", measured: "xr.Dataset | None" = None) -> "Figure
     """Returns the picture of a frontier, with measured points (of `overlay`) where given."""
     from matplotlib.lines import Line2D
 
+    dataset = _labels.with_kernels(dataset)
     x, y = _labels.axes(dataset)
     found = _labels.fronts(dataset)
     attrs = dataset.attrs
@@ -148,17 +151,18 @@ def draw(dataset: "xr.Dataset", measured: "xr.Dataset | None" = None) -> "Figure
         if log:
             setter("log")
             _ticks(axis)
-        limit(*_limits(values, log))
+        limit(*_limits(values, log, 1.55 if column == 0 else 1.9))
         axis.set_label_text(_labels.axis_title(dataset, name), fontsize=10.5, color=_INK)
 
-    key, kinds = _marked_by(found)
+    key, kinds = _labels.marked_by(found)
     marker = dict(zip(kinds, MARKERS * (len(kinds) // len(MARKERS) + 1), strict=False))
     for front, line in zip(found, lines, strict=True):
         style = "-" if front.sure else (0, (4, 1.5))
         axes.plot(line[:, 0], line[:, 1], linestyle=style, color=front.colour, linewidth=1.6)
-        own = np.asarray([kind if key == "tp" else str(kind) for kind in front.columns[key]])
+        own = front.columns[key]
+        shown = _labels.apart(axes.transData.transform(line), own, _APART)
         for kind in kinds:
-            rows = own == kind
+            rows = (own == kind) & shown
             axes.plot(
                 line[rows, 0], line[rows, 1], marker[kind], color=front.colour, markersize=4.6,
                 markeredgecolor="white", markeredgewidth=0.6, zorder=4,
@@ -179,18 +183,19 @@ def draw(dataset: "xr.Dataset", measured: "xr.Dataset | None" = None) -> "Figure
             Line2D([], [], linestyle="", marker="o", markerfacecolor="white", markersize=7,
                    markeredgecolor=_GREY, markeredgewidth=1.5, label="measured")
         )  # fmt: skip
+    placer = _Placer(axes, lines + [p.xy for p in points])
     if len(handles) > 1:
         legend = axes.legend(
             handles=handles, loc="lower left", frameon=False, fontsize=9, labelcolor=_GREY,
             handletextpad=0.2, borderpad=0.2, labelspacing=0.35,
         )  # fmt: skip
-    placer = _Placer(axes, lines + [p.xy for p in points])
-    if len(handles) > 1:
         box = legend.get_window_extent()
         placer.boxes.append((box.x0, box.y0, box.x1, box.y1))
     _label_chips(placer, found, lines)
     _label_plans(axes, placer, found, lines)
-    notes = " · ".join([*_labels.kernel_notes(dataset), f"perfmodel {attrs.get('version', '')}"])
+    notes = " · ".join(
+        [*_labels.kernel_notes(dataset, " (dashed)"), f"perfmodel {attrs.get('version', '')}"]
+    )
     figure.text(0.022, 0.022, notes, fontsize=7.6, color=_GREY, va="center")
     return figure
 
@@ -212,9 +217,9 @@ def _label_plans(
             *lines[outer][row], "o", markersize=8.5, markerfacecolor="none", zorder=6,
             markeredgecolor=_INK, markeredgewidth=0.9,
         )  # fmt: skip
-        layout, batch, *rest = found[outer].plans[row].split(" · ")
-        text = f"{layout} · {batch}\n{' · '.join(rest)}"
-        placer.place(text, lines[outer][[row]], 8, color=_INK, linespacing=1.2)
+        layout, batch, chunk, precision = found[outer].plans[row].split(" · ")
+        text = f"{layout} · {precision}\n{batch}\n{chunk}"
+        placer.place(text, lines[outer][[row]], 8, color=_INK, linespacing=1.15)
 
 
 def _outwardness(line: np.ndarray, lines: Sequence[np.ndarray]) -> float:
@@ -222,10 +227,3 @@ def _outwardness(line: np.ndarray, lines: Sequence[np.ndarray]) -> float:
     everything = np.concatenate(lines)
     ranks = [np.mean(everything[:, k][None, :] < line[:, k][:, None]) for k in (0, 1)]
     return float(sum(ranks))
-
-
-def save_png(
-    dataset: "xr.Dataset", path: str | os.PathLike[str], measured: "xr.Dataset | None" = None
-) -> None:
-    """Writes the picture of a frontier as PNG."""
-    draw(dataset, measured).savefig(path, format="png", dpi=_DPI, metadata={"Software": None})

@@ -27,7 +27,7 @@ def local_bandwidth(fabric: Fabric, ranks: Real) -> Array:
 
     On a full mesh without a switch, two chips share one link: TP2 gets one seventh of eight.
     """
-    return minimum(fabric.bandwidth, maximum(ranks - 1.0, 1.0) * fabric.peer_bandwidth)
+    return minimum(maximum(1.0, ranks - 1.0) * fabric.peer_bandwidth, fabric.bandwidth)
 
 
 class Group(eqx.Module):

@@ -50,7 +50,8 @@ FORMATS: Mapping[str, Format] = {
 
 ALIASES = {
     "bfloat16": "bf16", "fp16": "bf16", "float16": "bf16", "half": "bf16",
-    "e4m3": "fp8", "float8": "fp8", "fp8_e4m3": "fp8", "fp4": "nvfp4", "awq": "int4", "gptq": "int4",
+    "e4m3": "fp8", "float8": "fp8", "fp8_e4m3": "fp8", "fp4": "nvfp4",
+    "awq": "int4", "gptq": "int4",
 }  # fmt: skip
 
 # Which kernel multiplies (weights, activations). A pair that is absent has no kernel.

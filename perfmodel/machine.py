@@ -257,8 +257,8 @@ class Usage(NamedTuple):
     pay for them.
     """
 
-    seconds: Array | None = None
-    joules: Array | None = None
+    seconds: Real = 0.0
+    joules: Real = 0.0
     compute: Array | None = None
     weights: Array | None = None
     cache: Array | None = None
@@ -279,10 +279,10 @@ class Usage(NamedTuple):
         return tuple(as_real(0.0) if part is None else part for part in self[2:])
 
 
-def _sum(a: Array | None, b: Array | None) -> Array | None:
-    if a is None or b is None:
-        return b if a is None else a
-    return a + b
+def _sum(a: Real, b: Real) -> Real:
+    if a is None or (isinstance(a, float) and a == 0.0):
+        return b
+    return a if b is None else a + b
 
 
 class Parts(NamedTuple):
@@ -456,7 +456,8 @@ def decode_attention_parts(op: Attention, rank: Rank) -> Parts:
 def context_attention_parts(op: Attention, rank: Rank) -> Parts:
     """Returns one context-attention call's time.
 
-    With P' the achieved rate (by head width and arithmetic), u = B·H·⌈T/q⌉/S work items per unit, and v keys in the longest:
+    With P' the achieved rate (by head width and arithmetic), u = B·H·⌈T/q⌉/S work items per unit,
+    and v keys in the longest:
 
         t = t₀ + max[4·B·H·d·(pairs + δT)/P'·(1 + ε/max(u, 1)), λ·4·d·q·v·S/P']
                + max(u, 1)·c + bytes/(η_m W)

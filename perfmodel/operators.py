@@ -23,9 +23,8 @@ that are expanded from 8 or 4 bits on the way in (weight-only quantisation)."""
 class AbstractOperator(eqx.Module):
     """One row of the operator list; see the subclasses for fields."""
 
-    name: eqx.AbstractVar[str]
-    group: eqx.AbstractVar[str]
-    count: eqx.AbstractVar[Real]
+    name: str = eqx.field(static=True)
+    group: str = eqx.field(static=True)
 
     def flops(self) -> Real:
         """Returns floating-point operations of one execution on one rank (multiply-add = 2)."""
@@ -49,8 +48,6 @@ class Matmul(AbstractOperator):
     over `KERNELS`, or None while only counting.
     """
 
-    name: str = eqx.field(static=True)
-    group: str = eqx.field(static=True)
     rows: Real
     columns: Real
     inner: Real
@@ -93,8 +90,6 @@ class Attention(AbstractOperator):
     products run in 8-bit arithmetic.
     """
 
-    name: str = eqx.field(static=True)
-    group: str = eqx.field(static=True)
     phase: Phase = eqx.field(static=True)
     sequences: Real
     queries: Real
@@ -137,8 +132,6 @@ class Vector(AbstractOperator):
     operations on the vector units. `launches` is how many kernels it takes.
     """
 
-    name: str = eqx.field(static=True)
-    group: str = eqx.field(static=True)
     rows: Real
     reads: Real
     writes: Real
@@ -162,11 +155,10 @@ class Collective(AbstractOperator):
     """A collective over `ranks` chips of `rows` × `width` activation elements.
 
     They are the full message: what each rank holds before an all-reduce, and after an
-    all-gather. `kind` is static. How many bytes an element takes on the wire is the machine's affair.
+    all-gather. `kind` is static. How many bytes an element takes on the wire is the machine's
+    affair.
     """
 
-    name: str = eqx.field(static=True)
-    group: str = eqx.field(static=True)
     kind: Literal["all_reduce", "all_gather"] = eqx.field(static=True)
     rows: Real
     width: Real
@@ -177,7 +169,8 @@ class Collective(AbstractOperator):
         return self.rows * (2 * self.width)
 
 
-Operators = tuple[AbstractOperator, ...]
+Operator = Matmul | Attention | Vector | Collective
+Operators = tuple[Operator, ...]
 
 
 def total(operators: Operators, quantity: str) -> Real:

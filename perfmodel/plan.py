@@ -52,9 +52,12 @@ class Plan(eqx.Module):
         return divide(self.chips, self.stages)
 
     def shard(self, machine: Machine) -> Shard:
-        """Returns how a layer is cut on this machine."""
+        """Returns how a layer is cut on this machine.
+
+        At width 1 the derivative is that of growing: another rank, not a smaller share.
+        """
         return Shard(
-            ranks=maximum(self.width, 1),
+            ranks=maximum(1, self.width),
             kv_shards=machine.decode.shards,
             share=minimum(self.width, 1),
         )

@@ -211,30 +211,69 @@ def footprint(
     return Footprint(weights, activations, shared, live, (free - whole) / capacity, admitted)
 
 
+class Passes(NamedTuple):
+    """The two kinds of pass that a mean round consists of.
+
+    Fields: `micro`, micro-batches in a round; `decode`, a pass of decoding sequences; `mixed`,
+    one that carries a chunk beside them.
+    """
+
+    micro: Array
+    decode: Step
+    mixed: Step
+
+
+def passes(load: Load, plan: Plan, prefill: Prefill, running: Array) -> Passes:
+    """Returns what passes through the network while `running` requests are served.
+
+    Where every pass carries a chunk, O·M/n sequences decode beside it, and no more.
+    """
+    micro = minimum(running, as_real(plan.stages))
+    per_micro = inverse(micro)
+    saturated = load.osl * micro * inverse(prefill.chunks)
+    context = load.isl + 0.5 * load.osl
+    decoding = minimum(running, maximum(saturated, 1.0)) * per_micro
+    beside = minimum(maximum(0.0, running - 1.0), saturated) * per_micro
+    return Passes(micro, Step(decoding, context), Step(beside, context, chunk=prefill.chunk))
+
+
+def unhidden(
+    rank: Rank, model: Model, step: Step, plan: Plan, engine: Engine, layers: Array
+) -> dict[str, tuple[Real, Usage]]:
+    """Returns what a pass costs beside its operators, as counts and usage by name.
+
+    Launches run beside the device, so they add what `layers`, its busy time [s], does not cover.
+    """
+    floors = rank.machine.floors
+    count = as_real(model.layers)
+    serial = floors.serial * count
+    waiting = serial + maximum(floors.launch * count - (layers + serial), 0.0)
+    host = as_real(engine.host_step + engine.host_sequence * step.sequences)
+    crossings = maximum(minimum(as_real(plan.chips), plan.stages) - 1.0, 0.0)
+    return {
+        "launches": (1, Usage(waiting, latency=waiting)),
+        "host": (1, Usage(host, latency=host)),
+        "stage_crossing": (crossings, crossing_usage(step.rows * model.hidden, rank)),
+    }
+
+
 def run_step(
     rank: Rank, model: Model, step: Step, plan: Plan, precision: Precision, engine: Engine
 ) -> Pass:
     """Returns the time of one micro-batch through all stages, and through the slowest."""
     shard = plan.shard(rank.machine)
-    floors = rank.machine.floors
-    count = as_real(model.layers)
     layers = Usage()
     for block in model.blocks:
         ops = block_operators(model, block, step, shard, precision)
         layers = layers.plus(total_usage(ops, rank).scale(block.count))
     head = total_usage(head_operators(model, step, shard, precision), rank)
-    # Launches run beside the device: what they add is what the device does not cover.
-    serial = floors.serial * count
-    covered = layers.seconds + serial
-    waiting = serial + maximum(floors.launch * count - covered, 0.0)
-    layers = layers.plus(Usage(waiting, latency=waiting))
-    host = engine.host_step + engine.host_sequence * step.sequences
-    head = head.plus(Usage(host, latency=host))
-    crossing = crossing_usage(step.rows * model.hidden, rank)
-    crossings = maximum(minimum(as_real(plan.chips), plan.stages) - 1.0, 0.0)
+    rest = unhidden(rank, model, step, plan, engine, layers.seconds)
+    layers = layers.plus(rest["launches"][1])
+    head = head.plus(rest["host"][1])
+    crossings, crossing = rest["stage_crossing"]
     whole = layers.plus(head).plus(crossing.scale(crossings))
-    slowest = ceil(count * inverse(plan.stages)) * inverse(count)
-    crossed = minimum(crossings, 1.0)
+    slowest = ceil(model.layers * inverse(plan.stages)) * inverse(model.layers)
+    crossed = minimum(as_real(crossings), 1.0)
     stage = layers.seconds * slowest + head.seconds + crossed * crossing.seconds
     return Pass(whole, whole.seconds, stage)
 
@@ -286,35 +325,30 @@ def estimate(
     osl = as_real(load.osl)
     running = minimum(batch, maximum(room.admitted, 1.0))
 
-    # Where every pass carries a chunk, this many sequences decode beside it.
-    micro = minimum(as_real(plan.stages), running)
-    per_micro = inverse(micro)
-    passes = prefill.chunks * per_micro
-    saturated = osl * inverse(passes)
-    others = maximum(running - 1.0, 0.0)
-    context = load.isl + 0.5 * osl
-    decoding = minimum(running, maximum(saturated, 1.0)) * per_micro
-    beside = minimum(others, saturated) * per_micro
+    others = maximum(0.0, running - 1.0)
+    micro, decode_step, mixed_step = passes(load, plan, prefill, running)
     rank = Rank(machine, shard.share)
-    decode = run_step(rank, model, Step(decoding, context), plan, precision, engine)
-    mixed_step = Step(beside, context, chunk=prefill.chunk)
+    decode = run_step(rank, model, decode_step, plan, precision, engine)
     mixed = run_step(rank, model, mixed_step, plan, precision, engine)
-    decode_round = maximum(decode.latency, micro * decode.stage)
-    mixed_round = maximum(mixed.latency, micro * mixed.stage)
+    # With one stage both are equal, always; the derivative is then that of the latency.
+    decode_round = maximum(micro * decode.stage, decode.latency)
+    mixed_round = maximum(micro * mixed.stage, mixed.latency)
 
     def mean_round(share: Array) -> Array:
         return decode_round + share * (mixed_round - decode_round)
 
     service = prefill.chunks * mixed.stage
     fill = mixed.latency - mixed.stage
-    share = minimum(passes * others * inverse(osl), 1.0)
+    per_round = prefill.chunks * inverse(micro)
+    share = minimum(per_round * others * inverse(osl), 1.0)
     tpot = mean_round(share)
     away = maximum(osl - 1.0, 0.0)
     prefill_time = fill + closed_queue(service, away * tpot, running, engine.variability)
-    # A request that finds others running waits, on average, for half a step to end.
-    before = engine.request_time + 0.5 * tpot * minimum(others, 1.0)
+    # A request that finds others decoding waits, on average, for half of that step to end; behind
+    # another's chunk it waits in the queue instead.
+    before = engine.request_time + 0.5 * tpot * minimum(others, 1.0) * (1.0 - share)
     rate = running * inverse(before + prefill_time + away * tpot)
-    share = minimum(share, passes * rate * tpot * others * inverse(running))
+    share = minimum(share, per_round * rate * tpot * others * inverse(running))
     tpot = mean_round(share)
     started = before + prefill_time + load.burst * 0.5 * others * service
     rate = running * inverse(started + away * tpot)
@@ -322,14 +356,16 @@ def estimate(
     ttft = started + waiting
     e2e = ttft + away * tpot
 
-    # Activity: passes with a chunk, and decode passes in the time that is left.
-    mixed_time = minimum(rate * passes * mixed_round, 1.0)
-    joules = rate * prefill.chunks * mixed.usage.joules
-    joules = joules + (1.0 - mixed_time) * micro * inverse(decode_round) * decode.usage.joules
+    # Per request: n passes with a chunk, and the decode passes that its tokens then still need.
+    per_decoding = inverse(decode_step.sequences)
+    plain = maximum(away - prefill.chunks * mixed_step.sequences, 0.0) * per_decoding
+    joules = rate * (prefill.chunks * mixed.usage.joules + plain * decode.usage.joules)
     chip_dynamic = joules * shard.ranks * inverse(plan.chips)
     chip_power = minimum(machine.power.limit, machine.power.running + chip_dynamic)
-    added = 1.0 - decode_round * minimum(others, 1.0) * inverse(mixed_round)
-    prefill_busy = mixed_time * minimum(maximum(added, 0.0), 1.0)
+    # Busy time of prompts is what their chunks add to steps that others would have taken anyway.
+    added = maximum(mixed.stage - minimum(mixed_step.sequences, 1.0) * decode.stage, 0.0)
+    prompt_time = prefill.chunks * added
+    prefill_busy = prompt_time * inverse(prompt_time + osl * per_decoding * decode.stage)
 
     output_rate = rate * osl
     per_output = inverse(output_rate)
@@ -338,8 +374,7 @@ def estimate(
     dollars = machine.price * plan.chips
 
     mean_parts = [
-        (1.0 - share) * decode_round / decode.latency * d
-        + share * mixed_round / mixed.latency * m
+        (1.0 - share) * decode_round / decode.latency * d + share * mixed_round / mixed.latency * m
         for d, m in zip(decode.usage.parts, mixed.usage.parts, strict=True)
     ]
     parts = jnp.stack(mean_parts)

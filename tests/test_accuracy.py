@@ -15,8 +15,8 @@ import pytest
 from perfmodel.chips import load_chip
 from perfmodel.fabric import all_reduce_seconds
 from perfmodel.machine import (
-    Rank,
     Machine,
+    Rank,
     context_attention_parts,
     decode_attention_parts,
     matmul_parts,

@@ -1,0 +1,79 @@
+"""Full serving estimates per second: dense network, calibrated kernels, random designs."""
+
+from collections.abc import Iterator
+
+import jax
+import numpy as np
+
+from benchmarks import _engine
+from benchmarks._engine import BLOCK, CHIP, COUNT, FAST, FORMAT, MODEL, Fixed
+from benchmarks._measure import repeated, timed
+from benchmarks._report import Result
+from perfmodel import question
+from perfmodel.designs import blocks as searched
+from perfmodel.designs import designs
+from perfmodel.formats import precision_name
+from perfmodel.plan import Load, Plan
+
+_BUDGET = 10e6
+
+
+def evaluate(plans: Plan, loads: Load, shared: Fixed):
+    """Returns the outputs of a block of designs."""
+    return jax.vmap(lambda plan, load: _engine.outputs(_engine.estimate(plan, load, shared)))(
+        plans, loads
+    )
+
+
+def run(quick: bool) -> Iterator[Result]:
+    """Yields rates and what building the program takes."""
+    builds, repeats = (1, 5) if quick else (3, 20)
+    shared, listed = _engine.fixed(), _engine.random_designs()
+    example = (*listed[0], shared)
+    plain = _engine.build(evaluate, example, {}, builds)
+    fast = _engine.build(evaluate, example, FAST, 1)
+    asked = f"{COUNT:,} designs, {MODEL} {FORMAT} on {CHIP}, blocks of {BLOCK:,}"
+    yield _engine.rate(
+        "estimates", _engine.speed(plain.call, listed, (shared,), repeats), _BUDGET, asked
+    )
+    off = _difference(plain.call(*example), fast.call(*example))
+    note = f"differs by at most {off:.0e}"
+    spent = _engine.speed(fast.call, listed, (shared,), repeats)
+    yield _engine.rate("estimates, XLA fast math", spent, _BUDGET, note)
+    yield _search(repeats)
+    yield _engine.start("trace and lower", plain)
+    note = f"{plain.compile.cpu:.2f} CPU-seconds; with fast math {fast.compile.wall:.2f} s"
+    yield Result("compile", plain.compile.wall, "s", note=note)
+
+
+def _difference(one, other) -> float:
+    """Returns the largest difference of any output: relative, of the margin as it is."""
+    worst = 0.0
+    for i, (a, b) in enumerate(zip(map(np.asarray, one), map(np.asarray, other), strict=True)):
+        scale = 1.0 if i == len(one) - 1 else np.maximum(np.abs(a), 1e-30)
+        worst = max(worst, float(np.max(np.abs(a - b) / scale)))
+    return worst
+
+
+def _search(repeats: int) -> Result:
+    """Returns the rate of the search's own program: every number of the table, one thread."""
+    asked = question.ask(
+        MODEL, [CHIP], [precision_name(FORMAT)], isl=4000, osl=1000, prefix_hit=0.0,
+        engine="neutral", slo_ttft=None, slo_tpot=None, price=None,
+    )  # fmt: skip
+    draw = np.random.default_rng(0)
+    listed = designs(
+        tp=2 ** draw.integers(0, 5, COUNT),
+        batch=draw.integers(1, 1025, COUNT),
+        chunk=2 ** draw.integers(9, 14, COUNT),
+    )
+    numbers = 0
+
+    def whole() -> None:
+        nonlocal numbers
+        for _, found in searched(asked, 0, 0, listed):
+            numbers = sum(leaf.size for leaf in jax.block_until_ready(found).values()) // BLOCK
+
+    whole()
+    spent = repeated(lambda: timed(whole), repeats)
+    return _engine.rate("estimates as the search makes them", spent, note=f"{numbers} numbers each")

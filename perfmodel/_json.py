@@ -1,0 +1,88 @@
+"""Datasets as JSON: SI numbers by the names of `results`, unknown numbers as null."""
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+# Attributes that tell how a result was made, repeated at the top of the object.
+_ATTRS = (
+    "version", "created", "call", "model", "isl", "osl", "prefix_hit", "engine", "slo_ttft_s",
+    "slo_tpot_s", "catalogue_digest", "price_assumption", "x", "y", "max_chips", "evaluated",
+    "feasible",
+)  # fmt: skip
+
+
+def plain(value: Any) -> Any:
+    """Returns a value as JSON has it: numpy scalars as Python's, NaN and infinities as None.
+
+    >>> plain({"a": float("nan"), "b": (1, 2)})
+    {'a': None, 'b': [1, 2]}
+    """
+    if isinstance(value, Mapping):
+        return {str(key): plain(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(entry) for entry in value]
+    if hasattr(value, "tolist"):
+        return plain(value.tolist())
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def text(value: Any) -> str:
+    """Returns JSON text that any reader takes."""
+    return json.dumps(plain(value), indent=2, ensure_ascii=False, allow_nan=False, default=str)
+
+
+def _head(dataset: "xr.Dataset") -> dict[str, Any]:
+    return {name: dataset.attrs[name] for name in _ATTRS if name in dataset.attrs}
+
+
+def rows(dataset: "xr.Dataset", dim: str) -> list[dict[str, Any]]:
+    """Returns one object per entry along a dimension."""
+    columns = {
+        str(name): plain(variable.values)
+        for name, variable in dataset.variables.items()
+        if variable.dims == (dim,)
+    }
+    keys = list(columns)
+    return [dict(zip(keys, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+
+
+def estimate(dataset: "xr.Dataset", operators: "xr.Dataset | None" = None) -> dict[str, Any]:
+    """Returns one design as a flat object; with the operator table as lists where given."""
+    numbers = {
+        str(name): variable.values
+        for name, variable in dataset.variables.items()
+        if variable.ndim == 0
+    }
+    found = _head(dataset) | numbers
+    if operators is not None:
+        found["steps"] = rows(operators, "phase")
+        found["operators"] = rows(operators, "operator")
+    return found
+
+
+def frontier(
+    dataset: "xr.Dataset",
+    measured: "xr.Dataset | None" = None,
+    files: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Returns a frontier: how it was made, the chips asked for, and its points."""
+    head = _head(dataset)
+    # "feasible" is the number of plans here, and a flag on each point.
+    found = {("plans_" + k if k in ("evaluated", "feasible") else k): v for k, v in head.items()}
+    found["chips"] = rows(dataset, "candidate")
+    found["points"] = rows(dataset, "point")
+    if measured is not None:
+        found["measured"] = rows(measured, "run")
+    if files:
+        found["files"] = dict(files)
+    return found

@@ -1,0 +1,212 @@
+"""What the catalogues hold, as tables and as JSON values."""
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from perfmodel import _labels, report
+from perfmodel.units import GB, TB, si
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from perfmodel.chips import Chip
+    from perfmodel.models.catalogue import ModelEntry
+
+
+@dataclasses.dataclass(frozen=True)
+class Listing:
+    """A table to read, and the same as values to write as JSON."""
+
+    table: "RenderableType"
+    values: dict[str, Any]
+
+
+def _stamp() -> dict[str, Any]:
+    import perfmodel
+
+    return {"version": perfmodel.__version__}
+
+
+# ---- Chips ----
+
+# Header, field, JSON key, and the unit it is shown in.
+_FACTS = (
+    ("bf16\nTFLOP/s", "peak_bf16", "peak_bf16_flop_per_second", TB),
+    ("fp8\nTFLOP/s", "peak_fp8", "peak_fp8_flop_per_second", TB),
+    ("fp4\nTFLOP/s", "peak_fp4", "peak_fp4_flop_per_second", TB),
+    ("memory\nGB", "memory_capacity", "memory_capacity_bytes", GB),
+    ("bandwidth\nTB/s", "memory_bandwidth", "memory_bandwidth_bytes_per_second", TB),
+    ("domain\nchips", "domain", "domain_chips", 1.0),
+    ("TDP\nW", "tdp", "tdp_w", 1.0),
+    ("rent\n$/h", "rent", "rent_usd_per_hour", 1.0),
+)
+
+
+def _fact(chip: "Chip", field: str) -> tuple[float | None, bool]:
+    """Returns a datasheet number, None where unknown or 0, and whether it is assumed."""
+    number = chip.fields[field]
+    value = number.value if number.value else None
+    return value, value is not None and number.kind == "assumed"
+
+
+def chips() -> Listing:
+    """Returns every chip of the catalogue with its main numbers."""
+    from perfmodel.chips import load_chip, names
+
+    heads = [(head, "right") for head, *_ in _FACTS]
+    table = report.grid(("chip", "left"), ("", "left"), *heads)
+    values = []
+    for name in names():
+        chip = load_chip(name)
+        facts = {field: _fact(chip, field) for _, field, _, _ in _FACTS}
+        cells = []
+        for _, field, _, unit in _FACTS:
+            value, assumed = facts[field]
+            shown = "" if value is None else f"{value / unit:,.4g}"
+            cells.append(shown + ("*" if assumed else " "))
+        table.add_row(name, chip.title, *cells)
+        values.append(
+            {"name": name, "title": chip.title}
+            | {key: facts[field][0] for _, field, key, _ in _FACTS}
+            | {"assumed": [key for _, field, key, _ in _FACTS if facts[field][1]]}
+            | {"kernels": list(chip.supported), "kernel_measurements": _labels.kernels_of(name)}
+        )
+    notes = "peaks are dense · blank: unknown, or no such kernel · *: assumed"
+    return Listing(_below(table, notes), _stamp() | {"chips": values})
+
+
+def chip(name: str) -> Listing:
+    """Returns every number of one chip, with unit, kind, source and origin."""
+    from perfmodel.chips import load_chip
+
+    found = load_chip(name)
+    table = report.grid(
+        ("number", "left"), ("value", "right"), ("unit", "left"), ("kind", "left"),
+        ("whose", "left"), ("source", "left"),
+    )  # fmt: skip
+    for column in table.columns[:3]:
+        column.no_wrap = True
+    rows = found.numbers()
+    for row in rows:
+        value = "" if row.value is None else f"{row.value:.4g}"
+        table.add_row(row.field, value, row.unit, row.kind, row.origin, row.source)
+    digest = f"{found.title} · digest {found.digest} · kernels: {', '.join(found.supported)}"
+    values = _stamp() | {
+        "name": found.name,
+        "title": found.title,
+        "digest": found.digest,
+        "kernels": list(found.supported),
+        "numbers": [row._asdict() for row in rows],
+    }
+    return Listing(_above(f"{found.name}", digest, table), values)
+
+
+# ---- Models ----
+
+_FORMATS = ("bf16", "fp8", "int4", "nvfp4")
+
+
+def _counts(entry: "ModelEntry") -> dict[str, Any]:
+    from perfmodel.formats import precision
+    from perfmodel.models.transformer import kv_bytes_per_token, parameters, weight_bytes
+
+    model = entry.model
+    count = int(parameters(model))
+    return {
+        "name": entry.name,
+        "title": entry.title,
+        "parameters": count,
+        # Dense networks use every weight for every token.
+        "active_parameters": count,
+        "kv_bytes_per_token": int(kv_bytes_per_token(model, precision("bf16"))),
+        "weight_bytes": {f: int(weight_bytes(model, precision(f))) for f in _FORMATS},
+        "max_context_tokens": int(model.max_context),
+    }
+
+
+def models() -> Listing:
+    """Returns every network of the catalogue with its counts."""
+    from perfmodel.models.catalogue import load_model, names
+
+    heads = [(f"weights\n{name}", "right") for name in _FORMATS]
+    table = report.grid(
+        ("model", "left"), ("parameters", "right"), ("active", "right"),
+        ("KV a token\nbf16", "right"),
+        *heads, ("longest\ncontext", "right"),
+    )  # fmt: skip
+    values = [_counts(load_model(name)) for name in names()]
+    for row in values:
+        table.add_row(
+            row["name"], f"{row['parameters']:,}", si(row["active_parameters"]),
+            f"{row['kv_bytes_per_token']:,} B",
+            *(si(row["weight_bytes"][name], "B") for name in _FORMATS),
+            f"{row['max_context_tokens']:,}",
+        )  # fmt: skip
+    notes = "weights in the format named; embeddings, output head and norms stay in bf16"
+    return Listing(_below(table, notes), _stamp() | {"models": values})
+
+
+def model(name: str) -> Listing:
+    """Returns one network: its shape, its counts, and the published ones."""
+    from perfmodel.models.catalogue import load_model
+
+    entry = load_model(name)
+    counts = _counts(entry)
+    network = entry.model
+    table = report.grid(("", "left"), ("", "left"))
+    rows = [
+        ("parameters", f"{counts['parameters']:,}"),
+        ("active for a token", f"{counts['active_parameters']:,}"),
+        ("KV cache of a token, bf16", f"{counts['kv_bytes_per_token']:,} B"),
+        *((f"weights, {f}", si(size, "B", 4)) for f, size in counts["weight_bytes"].items()),
+        ("longest context", f"{counts['max_context_tokens']:,} tokens"),
+        ("hidden width", f"{network.hidden:,}"),
+        ("vocabulary", f"{network.vocabulary:,}" + (", tied" if network.tied else "")),
+    ]
+    shape = {"hidden": network.hidden, "vocabulary": network.vocabulary, "tied": bool(network.tied)}
+    blocks = []
+    for block in network.blocks:
+        mixer, ffn = block.mixer, block.ffn
+        kind = "gated" if ffn.gates > 1 else "plain"
+        rows += [
+            ("layers", f"{block.count}"),
+            (
+                "attention",
+                f"{mixer.heads} heads, {mixer.kv_heads} kv heads, width {mixer.head_dim}",
+            ),
+            ("feed-forward", f"{ffn.intermediate:,}, {kind}"),
+        ]
+        blocks.append(
+            {"layers": block.count, "heads": mixer.heads, "kv_heads": mixer.kv_heads,
+             "head_width": mixer.head_dim, "feed_forward": ffn.intermediate, "gated": ffn.gates > 1}
+        )  # fmt: skip
+    published = {}
+    for key, number in entry.published.items():
+        source = entry.sources.get(number.source)
+        title = source.title if source else ""
+        mine = counts.get(key)
+        same = " (the same)" if number.value == mine else f" (counted {mine:,})" if mine else ""
+        shown = f"{number.value:,.0f}" if number.value is not None else "unknown"
+        rows.append((f"published {key}", f"{shown}{same} – {title}"))
+        published[key] = {"value": number.value, "kind": number.kind, "source": title}
+    rows += [("formats the file asks for", str(entry.precision)), ("config.json", entry.source)]
+    rows += [("note", note) for note in entry.notes]
+    for words, value in rows:
+        table.add_row(words, value)
+    values = _stamp() | counts | shape | {
+        "blocks": blocks, "published": published, "precision": str(entry.precision),
+        "source": entry.source, "notes": list(entry.notes), "digest": entry.digest,
+    }  # fmt: skip
+    return Listing(_above(entry.name, f"{entry.title} · digest {entry.digest}", table), values)
+
+
+def _below(table: Any, note: str) -> "RenderableType":
+    from rich.console import Group
+
+    return Group(table, report.lines(note, style="dim"))
+
+
+def _above(title: str, subtitle: str, table: Any) -> "RenderableType":
+    from rich.console import Group
+
+    return Group(report.lines(title, style="bold"), report.lines(subtitle), "", table)

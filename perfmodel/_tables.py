@@ -1,0 +1,343 @@
+"""Results as tables for a terminal: `rich` renderables made from Datasets."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from perfmodel import _labels
+from perfmodel.errors import shorten
+from perfmodel.units import GB, seconds, si
+
+if TYPE_CHECKING:
+    import xarray as xr
+    from rich.console import Group, RenderableType
+    from rich.table import Table
+
+
+def grid(*columns: tuple[str, str], edge: bool = True) -> "Table":
+    """Returns an empty table of (header, justification) columns."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(
+        box=box.SIMPLE_HEAD if edge else None,
+        show_edge=False,
+        pad_edge=False,
+        collapse_padding=True,
+        header_style="bold",
+        show_header=any(name for name, _ in columns),
+    )
+    for name, justify in columns:
+        table.add_column(name, justify=justify, no_wrap=justify == "right", vertical="top")  # pyright: ignore[reportArgumentType]
+    return table
+
+
+def lines(*texts: str, style: str = "") -> "RenderableType":
+    """Returns lines of text as they are; empty ones are left out."""
+    from rich.text import Text
+
+    return Text("\n".join(text for text in texts if text), style=style)
+
+
+# ---- Frontier ----
+
+
+_Format = Callable[[float], str]
+_AXIS_HEADS = {
+    "tokens_per_second_user": "tok/s\nuser",
+    "tokens_per_second_user_e2e": "tok/s\nuser e2e",
+    "output_tokens_per_second_chip": "tok/s\nchip",
+    "total_tokens_per_second_chip": "tok/s\nchip all",
+}
+_COLUMNS: tuple[tuple[str, str, _Format], ...] = (
+    ("ttft_s", "TTFT", _labels.duration),
+    ("tpot_s", "TPOT", _labels.duration),
+    ("memory_bytes", "GB\nchip", lambda v: _labels.number(v / GB)),
+    ("power_w", "kW\nall", lambda v: _labels.number(v / 1e3)),
+    ("energy_per_output_token_j", "J\nout tok", _labels.number),
+    ("usd_per_million_output_tokens", "$/M\nout", _labels.number),
+)
+
+
+def _axis_format(unit: str) -> _Format:
+    return _labels.duration if unit == "s" else _labels.number
+
+
+def headline(dataset: "xr.Dataset") -> list[str]:
+    """Returns what a frontier is of: model, traffic, engine, and how much was searched."""
+    attrs = dataset.attrs
+    title = (
+        f"{_labels.model_title(str(attrs['model']))} · {_labels.lengths(dataset)} · "
+        f"engine {attrs.get('engine', 'neutral')} · up to {attrs.get('max_chips', '?')} chips"
+    )
+    limits = [
+        f"{name} at most {seconds(float(attrs[key]))}"
+        for name, key in (("TTFT", "slo_ttft_s"), ("TPOT", "slo_tpot_s"))
+        if key in attrs
+    ]
+    searched = (
+        f"{int(attrs['evaluated']):,} plans evaluated, {int(attrs['feasible']):,} feasible, "
+        f"{dataset.sizes['point']} on the chips' fronts"
+    )
+    return [title, ", ".join([searched, *limits])]
+
+
+def footnotes(dataset: "xr.Dataset") -> list[str]:
+    """Returns what a reader of a frontier must know: prices, formats, whose kernels."""
+    short = _labels.short_precisions(dataset["precision"].values)
+    formats = [f"{name}: {_labels.precision_words(full)}" for full, name in short.items()]
+    obstacles = [
+        f"{name}: no plan, {shorten(text, 200)}"
+        for name, text in zip(dataset["candidate"].values, dataset["obstacle"].values, strict=True)
+        if text
+    ]
+    return [
+        f"Prices [USD per chip and hour, on demand]: {_labels.prices(dataset)}",
+        *_labels.kernel_notes(_labels.with_kernels(dataset)),
+        *formats,
+        *obstacles,
+    ]
+
+
+def frontier_table(dataset: "xr.Dataset", rows: int = 11) -> "Group":
+    """Returns a table of at most `rows` points of each chip's front, evenly in log x, both ends
+    among them, with what was searched above and prices and caveats below.
+
+    A point marked • is on the front over all chips.
+    """
+    from rich.console import Group
+
+    x, y = _labels.axes(dataset)
+    shown = [
+        (name, _AXIS_HEADS.get(name, name.replace("_", "\n")), _axis_format(unit))
+        for name, unit in ((n, str(dataset[n].attrs.get("units", ""))) for n in (x, y))
+    ]
+    shown += [column for column in _COLUMNS if column[0] not in (x, y)]
+    heads = [(head, "right") for _, head, _ in shown]
+    plan = (("plan", "left"), ("batch", "right"), ("chunk", "right"), ("format", "left"))
+    table = grid(("chip", "left"), *heads[:2], *plan, *heads[2:], ("bound by", "left"))
+    found = _labels.fronts(dataset)
+    short = _labels.short_precisions(dataset["precision"].values)
+    for front in found:
+        picked = _labels.spread(front.columns[x], rows)
+        for place, i in enumerate(picked):
+            column = {name: values[i] for name, values in front.columns.items()}
+            cells = [form(float(column[name])) for name, _, form in shown]
+            mark = "•" if len(found) > 1 and bool(column["on_front"]) else " "
+            table.add_row(
+                f"{front.chip if place == 0 else '':<8} {mark}",
+                *cells[:2],
+                _labels.layout_text(*(int(column[key]) for key in ("tp", "pp", "replicas"))),
+                str(int(column["batch"])),
+                str(int(column["chunk"])),
+                short[str(column["precision"])],
+                *cells[2:],
+                str(column["binding"]),
+                end_section=place == len(picked) - 1,
+            )
+    title, searched = headline(dataset)
+    mark = ["• on the front over all chips"] if len(found) > 1 else []
+    return Group(
+        lines(title, style="bold"),
+        lines(searched),
+        "",
+        table,
+        lines(*mark, *footnotes(dataset), style="dim"),
+    )
+
+
+def overlay_text(measured: "xr.Dataset") -> "RenderableType":
+    """Returns how many measured runs are shown, and why others are not."""
+    attrs = measured.attrs
+    skipped = [
+        f"{int(attrs[key])} {words}"
+        for key, words in (
+            ("skipped_model", "of another model"),
+            ("skipped_lengths", "of other lengths"),
+            ("skipped_chip", "on another chip"),
+            ("skipped_mode", "served otherwise"),
+            ("rejected", "rejected"),
+        )
+        if int(attrs.get(key, 0))
+    ]
+    why = f" (left out: {', '.join(skipped)})" if skipped else ""
+    return lines(f"{measured.sizes['run']} measured runs{why}", str(attrs.get("rejected_rows", "")))
+
+
+# ---- One design ----
+
+
+_GROUPS: tuple[tuple[str, tuple[tuple[str, str, _Format], ...]], ...] = (
+    ("speed", (
+        ("time to first token (TTFT)", "ttft_s", _labels.duration),
+        ("time per output token (TPOT)", "tpot_s", _labels.duration),
+        ("longest gap between tokens", "longest_gap_s", _labels.duration),
+        ("end to end", "e2e_s", _labels.duration),
+        ("tokens/s per user, decoding", "tokens_per_second_user", _labels.number),
+        ("tokens/s per user, whole request", "tokens_per_second_user_e2e", _labels.number),
+    )),
+    ("throughput", (
+        ("output tokens/s per chip", "output_tokens_per_second_chip", _labels.number),
+        ("input + output tokens/s per chip", "total_tokens_per_second_chip", _labels.number),
+        ("output tokens/s, all chips", "output_tokens_per_second", _labels.number),
+        ("requests/s, all chips", "requests_per_second", _labels.number),
+        ("requests running of those admitted", "running", _labels.number),
+    )),
+    ("memory of a chip", (
+        ("weights", "weight_bytes", lambda v: si(v, "B")),
+        ("KV cache", "kv_bytes", lambda v: si(v, "B")),
+        ("activations", "activation_bytes", lambda v: si(v, "B")),
+        ("in all, with workspace", "memory_bytes", lambda v: si(v, "B")),
+        ("left, share of capacity", "memory_margin", lambda v: f"{v:.1%}"),
+    )),
+    ("energy and cost", (
+        ("power, all chips", "power_w", lambda v: si(v, "W")),
+        ("energy per output token", "energy_per_output_token_j", lambda v: f"{v:.3g} J"),
+        ("$ per million output tokens", "usd_per_million_output_tokens", lambda v: f"${v:.3g}"),
+        ("$ per million input tokens", "usd_per_million_input_tokens", lambda v: f"${v:.3g}"),
+        ("$ per million tokens", "usd_per_million_total_tokens", lambda v: f"${v:.3g}"),
+        ("rent of all chips", "usd_per_hour", lambda v: f"${v:.2f}/h"),
+    )),
+)  # fmt: skip
+
+
+def estimate_table(dataset: "xr.Dataset", operators: "xr.Dataset | None" = None) -> "Group":
+    """Returns one design's numbers by group, and what binds it.
+
+    Args:
+        dataset: of `estimate`.
+        operators: of `operator_table`, for the parts of a token's time.
+    """
+    from rich.console import Group
+
+    attrs = dataset.attrs
+    plan = [int(dataset[name]) for name in ("tp", "pp", "replicas", "batch", "chunk")]
+    words = _labels.plan_text(*plan, precision=str(dataset["precision"].item()))
+    title = (
+        f"{_labels.model_title(str(attrs['model']))} on {int(dataset['chips'])} × "
+        f"{dataset['chip'].item()} · {words}"
+    )
+    traffic = f"{_labels.lengths(dataset)} · engine {attrs.get('engine', 'neutral')}"
+    feasible = bool(dataset["feasible"])
+    table = grid(("", "left"), ("", "right"), edge=False)
+    for name, rows in _GROUPS:
+        values = [float(dataset[key]) for _, key, _ in rows]
+        if not any(map(math.isfinite, values)):
+            continue
+        table.add_row(lines(name, style="bold"), "")
+        for (words, key, form), value in zip(rows, values, strict=True):
+            text = form(value) if math.isfinite(value) else "–"
+            if key == "running" and math.isfinite(value):
+                text = f"{text} of {int(dataset['admitted']):,}"
+            table.add_row(f"  {words}", text)
+    binding = dataset["binding"].item()
+    verdict = f"bound by {binding}"
+    if not feasible:
+        verdict = f"infeasible, {binding}: {dataset['advice'].item()}"
+    tpot = float(dataset["tpot_s"])
+    parts = [] if operators is None or not math.isfinite(tpot) else [_parts(operators, tpot)]
+    price = str(attrs.get("price_assumption", ""))
+    return Group(
+        lines(title, style="bold"),
+        lines(traffic),
+        "",
+        table,
+        "",
+        lines(verdict, style="bold"),
+        *parts,
+        lines(f"price of {price}" if price else "", style="dim"),
+    )
+
+
+_PARTS = (
+    ("compute_s", "arithmetic"),
+    ("weights_s", "weights and activations from memory"),
+    ("cache_s", "keys and values from memory"),
+    ("network_s", "links between chips"),
+    ("latency_s", "latency: floors, launches, host"),
+)
+
+
+def _parts(operators: "xr.Dataset", tpot: float) -> "Table":
+    """Returns what a token's time consists of, largest first, with bars."""
+    weight = dict(zip(operators["phase"].values, operators["step_weight"].values, strict=True))
+    weights = np.asarray([weight[step] for step in operators["step"].values])
+    sums = [(float(np.nansum(operators[name].values * weights)), words) for name, words in _PARTS]
+    whole = sum(value for value, _ in sums) or 1.0
+    table = grid(("", "left"), ("", "right"), ("", "right"), ("", "left"), edge=False)
+    for value, words in sorted(sums, reverse=True):
+        share = value / whole
+        bar = "█" * round(40 * share)
+        table.add_row(f"  {words}", _labels.duration(share * tpot), f"{share:.0%}", bar)
+    return table
+
+
+def _shape(row: Mapping[str, Any]) -> str:
+    """Returns an operator's shape on one rank as people write it."""
+
+    def times(*names: str) -> str:
+        return " × ".join(f"{float(row[name]):,.6g}" for name in names)
+
+    kind = str(row["kind"])
+    if kind == "matmul":
+        groups = f"{row['groups']:g} × " if float(row["groups"]) > 1 else ""
+        return groups + times("rows", "columns", "inner")
+    if kind == "attention":
+        return (
+            f"{times('sequences', 'queries', 'keys')}, {row['heads']:g} heads, "
+            f"{row['kv_heads']:g} kv, width {row['qk_width']:g}"
+        )
+    if kind == "collective":
+        return f"{times('rows', 'width')} over {row['ranks']:g}"
+    return times("rows") if math.isfinite(float(row["rows"])) else ""
+
+
+def operators_table(dataset: "xr.Dataset") -> "Group":
+    """Returns the operators of the decode step and of the step that carries a chunk of a prompt.
+
+    Shapes are of one rank: rows × columns × inner of products, sequences × queries × keys of
+    attention.
+    """
+    from rich.console import Group
+
+    shown: list[Any] = []
+    names = ("name", "step", "kind", "kernel", "count", "rows", "columns", "inner", "groups",
+             "sequences", "queries", "keys", "heads", "kv_heads", "qk_width", "width", "ranks",
+             "flops", "memory_bytes", "seconds_each", "seconds", "share_of_step",
+             *(name for name, _ in _PARTS))  # fmt: skip
+    columns = {name: dataset[name].values for name in names}
+    words = {name: text.split(":")[0] for name, text in _PARTS}
+    steps = zip(
+        dataset["phase"].values,
+        dataset["step_seconds"].values,
+        dataset["step_weight"].values,
+        strict=True,
+    )
+    for step, duration, weight in steps:
+        table = grid(
+            ("operator", "left"), ("kernel", "left"), ("shape on one rank", "left"),
+            ("count", "right"), ("FLOP", "right"), ("bytes", "right"), ("time\neach", "right"),
+            ("time\nall", "right"), ("share", "right"), ("mostly", "left"),
+        )  # fmt: skip
+        for i in np.flatnonzero(columns["step"] == step):
+            row = {name: column[i] for name, column in columns.items()}
+            if not float(row["seconds"]) > 0.0:
+                continue
+            parts = {name: float(np.nan_to_num(row[name])) for name, _ in _PARTS}
+            table.add_row(
+                str(row["name"]), str(row["kernel"]), _shape(row), f"{float(row['count']):g}",
+                *(si(float(row[name])) if row[name] > 0 else "" for name in
+                  ("flops", "memory_bytes")),
+                _labels.duration(float(row["seconds_each"])),
+                _labels.duration(float(row["seconds"])),
+                f"{float(row['share_of_step']):.1%}",
+                words[max(parts, key=lambda name: parts[name])].split(" ")[0],
+            )  # fmt: skip
+        kind = "decode step" if step == "decode" else "step with a chunk of a prompt"
+        head = (
+            f"{kind}: {_labels.duration(float(duration))}, {float(weight):.1%} of a request's steps"
+        )
+        shown += ["", lines(head, style="bold"), table]
+    return Group(*shown)

@@ -1,0 +1,398 @@
+"""The command `perfmodel`: thin shells over the public functions, as text or JSON.
+
+Exit status: 0 feasible, 2 bad input (one line on standard error), 3 understood but infeasible.
+Nothing heavy is imported before a command runs, so that help is quick.
+"""
+
+import contextlib
+import difflib
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from perfmodel.errors import Infeasible, InputError, shorten
+
+_BAD_INPUT, _INFEASIBLE, _INTERRUPTED, _PIPE_CLOSED = 2, 3, 130, 141
+
+app = typer.Typer(
+    name="perfmodel",
+    help="Performance models of language-model inference on AI hardware.",
+    add_completion=False,
+    # The framed help of rich takes twice as long.
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+# ---- Options that commands share ----
+
+_ModelName = Annotated[
+    str, typer.Argument(metavar="MODEL", help="Catalogue name, config.json, or a folder with one.")
+]
+_Isl = Annotated[int, typer.Option(help="Prompt tokens.")]
+_Osl = Annotated[int, typer.Option(help="Output tokens.")]
+_Hit = Annotated[float, typer.Option(help="Share of the prompt already cached, 0 to below 1.")]
+_Engine = Annotated[str, typer.Option(help="Engine profile, or a TOML file of one.")]
+_Ttft = Annotated[
+    str | None,
+    typer.Option(metavar="TIME", help="Longest time to first token: 2s, 500ms, or seconds."),
+]
+_Tpot = Annotated[
+    str | None,
+    typer.Option(metavar="TIME", help="Longest time per output token: 30ms, 0.03s, or seconds."),
+]
+_Json = Annotated[bool, typer.Option("--json", help="Print JSON, in SI units, and nothing else.")]
+
+
+def _time(text: str | None, option: str) -> float | None:
+    """Returns seconds from `2s`, `500ms`, `80us` or a plain number of seconds."""
+    if text is None:
+        return None
+    known = {"ms": 1e-3, "us": 1e-6, "µs": 1e-6, "s": 1.0}
+    words = text.strip().lower()
+    unit = next((unit for unit in known if words.endswith(unit)), "")
+    try:
+        return float(words.removesuffix(unit)) * known.get(unit, 1.0)
+    except ValueError:
+        raise InputError(
+            f"{option}: a time is needed (2s, 500ms, or plain seconds), not '{shorten(text)}'"
+        ) from None
+
+
+def _prices(given: list[str] | None) -> "float | dict[str, float] | None":
+    """Returns prices from `2.5` for every chip, or `h100=2.5` for one."""
+    if not given:
+        return None
+    from perfmodel.chips import load_chip
+
+    table: dict[str, float] = {}
+    for text in given:
+        name, _, amount = text.rpartition("=")
+        try:
+            dollars = float(amount)
+        except ValueError:
+            raise InputError(
+                f"--price: dollars per chip and hour are needed (2.5, or h100=2.5), "
+                f"not '{shorten(text)}'"
+            ) from None
+        if not name and len(given) > 1:
+            raise InputError("--price: name a chip in each (h100=2.5) where there are several")
+        if not name:
+            return dollars
+        table[load_chip(name).name] = dollars
+    return table
+
+
+def _print_json(value: Any) -> None:
+    from perfmodel import _json
+
+    sys.stdout.write(_json.text(value) + "\n")
+
+
+def _working(what: str, quiet: bool = False) -> Any:
+    """Returns a context that says on a terminal what is being done."""
+    if quiet or not sys.stderr.isatty():
+        return contextlib.nullcontext()
+    from rich.console import Console
+
+    return Console(stderr=True).status(what, spinner_style="")
+
+
+def _ready() -> None:
+    import perfmodel
+
+    perfmodel.enable_cache()
+
+
+# ---- Commands ----
+
+
+@app.callback(invoke_without_command=True)
+def _start(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    if version:
+        import perfmodel
+
+        typer.echo(f"perfmodel {perfmodel.__version__}")
+        raise typer.Exit()
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+@app.command()
+def estimate(
+    model: _ModelName,
+    chip: Annotated[str, typer.Argument(metavar="CHIP", help="Catalogue name, or a TOML file.")],
+    tp: Annotated[int, typer.Option(help="Tensor-parallel degree.")] = 1,
+    pp: Annotated[int, typer.Option(help="Pipeline stages.")] = 1,
+    batch: Annotated[int, typer.Option(help="Concurrent requests per replica.")] = 1,
+    isl: _Isl = 4000,
+    osl: _Osl = 1000,
+    prefix_hit: _Hit = 0.0,
+    weights: Annotated[
+        str | None, typer.Option(help="Format of weights: bf16, fp8, int8, int4, nvfp4, mxfp4.")
+    ] = None,
+    activations: Annotated[str | None, typer.Option(help="Format of activations.")] = None,
+    kv: Annotated[str | None, typer.Option(help="Format of the KV cache.")] = None,
+    engine: _Engine = "neutral",
+    chunk: Annotated[
+        int | None, typer.Option(help="Most prompt tokens in a step.", show_default="2048, or ISL")
+    ] = None,
+    replicas: Annotated[int, typer.Option(help="Equal replicas.")] = 1,
+    slo_ttft: _Ttft = None,
+    slo_tpot: _Tpot = None,
+    price: Annotated[
+        float | None, typer.Option(metavar="USD", help="Rent of one chip and hour.")
+    ] = None,
+    operators: Annotated[
+        bool, typer.Option("--operators", help="Open the steps down to their operators.")
+    ] = False,
+    json: _Json = False,
+) -> None:
+    """Tell what one design achieves and what binds it.
+
+    Speed, throughput, memory, energy and cost of a model on chips at a plan. Exit status 3 where it
+    does not fit or misses a limit.
+    """
+    options: dict[str, Any] = dict(
+        tp=tp, pp=pp, batch=batch, chunk=chunk, replicas=replicas, isl=isl, osl=osl,
+        prefix_hit=prefix_hit, weights=weights, activations=activations, kv=kv, engine=engine,
+        slo_ttft=_time(slo_ttft, "--slo-ttft"), slo_tpot=_time(slo_tpot, "--slo-tpot"),
+        price=price,
+    )  # fmt: skip
+    with _working("evaluating", quiet=json):
+        import perfmodel
+        from perfmodel import report
+
+        _ready()
+        found = perfmodel.estimate(model, chip, **options)
+        # The parts of a token's time are the operators', so the table opens them as well.
+        opened = perfmodel.operator_table(model, chip, **options) if operators or not json else None
+    if json:
+        from perfmodel import _json
+
+        _print_json(_json.estimate(found, opened))
+    else:
+        report.write(report.estimate_table(found, opened))
+        if operators and opened is not None:
+            report.write(report.operators_table(opened))
+    if not bool(found["feasible"]):
+        raise Infeasible(f"{found['binding'].item()}: {found['advice'].item()}")
+
+
+@app.command()
+def frontier(
+    model: _ModelName,
+    chip: Annotated[
+        list[str], typer.Option(help="Chip (repeat for more), a TOML file of one, or all.")
+    ],
+    x: Annotated[str, typer.Option(help="Horizontal axis.")] = "tokens_per_second_user",
+    y: Annotated[str, typer.Option(help="Vertical axis.")] = "output_tokens_per_second_chip",
+    isl: _Isl = 4000,
+    osl: _Osl = 1000,
+    max_chips: Annotated[
+        int, typer.Option(help="Chips that a plan and its replicas may fill.")
+    ] = 16,
+    precision: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Format, or weights/activations/kv (repeat for more).",
+            show_default="bf16 and fp8",
+        ),
+    ] = None,
+    slo_ttft: _Ttft = None,
+    slo_tpot: _Tpot = None,
+    prefix_hit: _Hit = 0.0,
+    engine: _Engine = "neutral",
+    price: Annotated[
+        list[str] | None,
+        typer.Option(metavar="[CHIP=]USD", help="Rent of one chip and hour (repeat for more)."),
+    ] = None,
+    measured: Annotated[
+        Path | None, typer.Option(metavar="RUNS.csv", help="Measured runs to draw beside.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write frontier.nc, .png and .html there.")
+    ] = None,
+    json: _Json = False,
+) -> None:
+    """Find the plans worth having, for each chip.
+
+    Those that no other plan of the chip betters on both axes: by default throughput per chip and
+    interactivity, the tokens per second that one user sees.
+    """
+    extra: dict[str, Any] = {"precisions": precision} if precision else {}
+    limits = {
+        "slo_ttft": _time(slo_ttft, "--slo-ttft"),
+        "slo_tpot": _time(slo_tpot, "--slo-tpot"),
+    }
+    from perfmodel import report
+
+    with contextlib.ExitStack() as stack:
+        drawing = None if out is None else stack.enter_context(report.Drawing())
+        with _working("evaluating every plan", quiet=json):
+            import perfmodel
+
+            _ready()
+            found = perfmodel.frontier(
+                model, _chips(chip), isl=isl, osl=osl, max_chips=max_chips,
+                prefix_hit=prefix_hit, engine=engine, x=x, y=y, price=_prices(price), **limits,
+                **extra,
+            )  # fmt: skip
+            runs = None if measured is None else perfmodel.overlay(measured, found)
+        files: dict[str, Path] = {}
+        if out is not None:
+            with _working("drawing", quiet=json):
+                files = report.save_frontier(found, out, runs, drawing)
+    if json:
+        from perfmodel import _json
+
+        _print_json(_json.frontier(found, runs, files))
+        return
+    report.write(report.frontier_table(found))
+    if runs is not None:
+        report.write(report.overlay_text(runs))
+    if files:
+        report.write("\n".join(f"wrote {path}" for path in files.values()))
+
+
+def _chips(given: list[str]) -> list[str]:
+    from perfmodel import chips
+
+    return chips.names() if "all" in given else given
+
+
+@app.command()
+def chips(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="One chip in full.")] = None,
+    json: _Json = False,
+) -> None:
+    """List chips, or every number of one and its source."""
+    from perfmodel import _listings
+
+    found = _listings.chips() if name is None else _listings.chip(name)
+    _show(found, json)
+
+
+@app.command()
+def models(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="One model in full.")] = None,
+    json: _Json = False,
+) -> None:
+    """List models, or one in full."""
+    from perfmodel import _listings
+
+    found = _listings.models() if name is None else _listings.model(name)
+    _show(found, json)
+
+
+def _show(listing: Any, json: bool) -> None:
+    from perfmodel import report
+
+    if json:
+        _print_json(listing.values)
+    else:
+        report.write(listing.table)
+
+
+@app.command()
+def study(
+    name: Annotated[str, typer.Argument(metavar="NAME|list|all", help="A study's name.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Where results go.", show_default="out/NAME"),
+    ] = None,
+) -> None:
+    """Run a study; `list` names them."""
+    from perfmodel import report, studies
+
+    known = studies.names()
+    if name == "list":
+        width = max(map(len, known))
+        report.write("\n".join(f"{n:<{width}}  {studies.load(n).TITLE}" for n in known))
+        return
+    for each in known if name == "all" else [studies.resolve(name)]:
+        chosen = studies.load(each)
+        # The folders of several studies lie side by side.
+        base = Path("out") if out is None else out
+        folder = base / each if out is None or name == "all" else base
+        with _working(chosen.TITLE):
+            _ready()
+            found = chosen.run(folder)
+        report.write(chosen.summary(found))
+        report.write("\n".join(f"wrote {path}" for path in sorted(folder.glob(f"{each}.*"))))
+
+
+# ---- Errors become one line ----
+
+
+def _usage(error: Exception) -> str:
+    """Returns the message of a usage error on one line, with what is nearest."""
+    words = " ".join(error.format_message().split()).rstrip(".")  # pyright: ignore[reportAttributeAccessIssue]
+    words = words[:1].lower() + words[1:]
+    wrong = getattr(error, "option_name", None)
+    if type(error).__name__ == "NoSuchOption" and isinstance(wrong, str):
+        context = getattr(error, "ctx", None)
+        known = [o for p in context.command.params for o in p.opts] if context else []
+        close = difflib.get_close_matches(wrong, known, n=3, cutoff=0.5)
+        words = f"no such option: {shorten(wrong)}"
+        words += f" (nearest: {', '.join(close)})" if close else ""
+    return shorten(words, 300)
+
+
+def _run(command: Callable[[], Any]) -> int:
+    """Returns the exit status of a command, with every error said in one line."""
+    try:
+        status = command()
+        sys.stdout.flush()
+        # typer has turned Ctrl-C into its exit status.
+        if status == _INTERRUPTED:
+            raise KeyboardInterrupt
+        return status if isinstance(status, int) else 0
+    except InputError as error:
+        return _fail(str(error), _BAD_INPUT)
+    except Infeasible as error:
+        return _fail(str(error), _INFEASIBLE, "infeasible")
+    except KeyboardInterrupt:
+        return _fail("interrupted", _INTERRUPTED)
+    except (BrokenPipeError, SystemExit):
+        # Who read the output has gone, as `head` does (typer makes it a SystemExit, for which
+        # there is no other reason). Nothing may be written at exit either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return _PIPE_CLOSED
+    except Exception as error:
+        if hasattr(error, "format_message"):
+            return _fail(_usage(error), _BAD_INPUT)
+        if os.environ.get("PERFMODEL_TRACEBACK"):
+            raise
+        what = shorten(f"{type(error).__name__}: {error}", 200)
+        return _fail(f"{what} (a bug; PERFMODEL_TRACEBACK=1 shows where)", 1)
+
+
+def _fail(message: str, status: int, word: str = "error") -> int:
+    line = " ".join(str(message).split())
+    try:
+        print(f"{word}: {line}", file=sys.stderr, flush=True)
+    except BrokenPipeError:
+        pass
+    return status
+
+
+def _warn(message: Any, *_: Any, **__: Any) -> None:
+    print(f"warning: {shorten(' '.join(str(message).split()), 300)}", file=sys.stderr)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the command line and returns its exit status."""
+    import warnings
+
+    given = sys.argv[1:] if arguments is None else arguments
+    with warnings.catch_warnings():
+        warnings.showwarning = _warn
+        return _run(lambda: app(args=given, prog_name="perfmodel", standalone_mode=False))

@@ -1,0 +1,268 @@
+"""Every integer plan of every chip, and the ones worth having.
+
+Plans are evaluated block by block; of each block only those that none of it betters are kept, so
+memory is bounded however many there are. Dominance is decided on the axes asked for.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import moocore
+import numpy as np
+import xarray as xr
+
+from perfmodel import question, results
+from perfmodel.advice import advise
+from perfmodel.designs import Designs, blocks, designs, evaluate
+from perfmodel.errors import Infeasible, InputError, nearest, shorten
+from perfmodel.formats import PrecisionName
+from perfmodel.question import ChipLike, EngineLike, ModelLike, Question
+from perfmodel.serving import MARGINS
+
+BATCHES = tuple(range(1, 1025))
+CHUNKS = (512, 1024, 2048, 4096, 8192)
+PRECISIONS = ("bf16", "fp8")
+
+_MOST_CHOICES = 100_000
+_MOST_DESIGNS = 50_000_000
+_NEEDS = [MARGINS.index(name) for name in results.RUNNING_NEEDS]
+
+
+class Best(NamedTuple):
+    """What a search of one chip found.
+
+    Fields: the `designs` that none betters, with their `values`; how many plans were `evaluated`
+    and how many of them are `feasible`; the plan that comes `nearest` to being feasible, and its
+    `distance` (whether it runs, and its least margin).
+    """
+
+    designs: Designs
+    values: dict[str, np.ndarray]
+    evaluated: int
+    feasible: int
+    nearest: Designs | None
+    distance: tuple[bool, float]
+
+
+def search(asked: Question, chip: int, plans: Designs, axes: tuple[str, str]) -> Best:
+    """Returns the plans of one chip that none betters on two axes, over all its precisions.
+
+    `plans` come with those of fewer chips first: of equal points the first is kept.
+    """
+    kept: list[Designs] = []
+    values: list[dict[str, np.ndarray]] = []
+    evaluated = feasible = 0
+    near, distance = None, (False, -np.inf)
+    for kind in range(len(asked.formats)):
+        if not asked.supports(chip, kind):
+            continue
+        for part, found in blocks(asked, chip, kind, plans):
+            size = part.stop - part.start
+            margins = np.asarray(found["margins"])[:size]
+            x, y = (np.asarray(found[axis])[:size] for axis in axes)
+            good = np.all(margins >= 0.0, axis=1)
+            evaluated, feasible = evaluated + size, feasible + int(np.sum(good))
+            usable = np.flatnonzero(good & np.isfinite(x) & np.isfinite(y))
+            best = usable[nondominated(x[usable], y[usable], axes)]
+            chosen = plans.take(part).take(best)
+            where = {"chip": np.full(len(best), chip), "precision": np.full(len(best), kind)}
+            kept.append(chosen._replace(**where))
+            values.append({name: np.asarray(value)[best] for name, value in found.items()})
+            if not feasible:
+                row, gap = _nearest(margins)
+                if gap > distance:
+                    one = plans.take(part).take([row])
+                    near = one._replace(chip=np.asarray([chip]), precision=np.asarray([kind]))
+                    distance = gap
+    if not kept:
+        return Best(designs().take([]), {}, 0, 0, None, distance)
+    listed = Designs(*map(np.concatenate, zip(*kept, strict=True)))
+    joined = {name: np.concatenate([part[name] for part in values]) for name in values[0]}
+    # Of equal points of several precisions, too, the one of fewer chips.
+    order = np.argsort(joined["chips"], kind="stable")
+    x, y = (joined[axis][order] for axis in axes)
+    rows = order[nondominated(x, y, axes)]
+    rows = rows[np.argsort(joined[axes[0]][rows], kind="stable")]
+    best_values = {name: value[rows] for name, value in joined.items()}
+    return Best(listed.take(rows), best_values, evaluated, feasible, near, distance)
+
+
+def _nearest(margins: np.ndarray) -> tuple[int, tuple[bool, float]]:
+    """Returns the row that comes nearest to being feasible: one that runs, if any does."""
+    needed = np.min(margins[:, _NEEDS], axis=1)
+    runs = bool(np.any(needed >= 0.0))
+    score = np.where(needed >= 0.0, np.min(margins, axis=1), -np.inf) if runs else needed
+    row = int(np.argmax(score))
+    return row, (runs, float(score[row]))
+
+
+def enumerate_plans(
+    tps: Sequence[int], batches: Sequence[int], chunks: Sequence[int], max_chips: int
+) -> Designs:
+    """Returns every plan with as many replicas as fit, those of fewer chips first."""
+    order = sorted(tps, key=lambda tp: (max_chips // tp * tp, tp))
+    columns = np.meshgrid(order, batches, chunks, indexing="ij")
+    tp, batch, chunk = (column.ravel() for column in columns)
+    return designs(tp=tp, batch=batch, chunk=chunk, replicas=max_chips // tp)
+
+
+def nondominated(x: Any, y: Any, axes: tuple[str, str]) -> np.ndarray:
+    """Returns which points no other point betters on these axes; of equal points the first.
+
+    >>> nondominated([1., 2., 2.], [3., 1., 1.], ("tpot_s", "power_w")).tolist()
+    [True, True, False]
+    """
+    points = np.stack([np.asarray(x, dtype=float), np.asarray(y, dtype=float)], axis=1)
+    if not len(points):
+        return np.zeros(0, dtype=bool)
+    higher = [results.BY_NAME[axis].better == "higher" for axis in axes]
+    return np.asarray(moocore.is_nondominated(points, maximise=higher), dtype=bool)
+
+
+def frontier(
+    model: ModelLike,
+    chips: Sequence[ChipLike],
+    *,
+    isl: int,
+    osl: int,
+    max_chips: int = 16,
+    precisions: Sequence[str] = PRECISIONS,
+    chunks: Sequence[int] = CHUNKS,
+    batches: Sequence[int] = BATCHES,
+    prefix_hit: float = 0.0,
+    engine: EngineLike = "neutral",
+    slo_ttft: float | None = None,
+    slo_tpot: float | None = None,
+    x: str = "tokens_per_second_user",
+    y: str = "output_tokens_per_second_chip",
+    price: float | Mapping[str, float] | None = None,
+) -> xr.Dataset:
+    """Returns the plans that none betters on two axes, for each chip, along `point`.
+
+    Every tensor-parallel degree that cuts the network, with as many replicas as fit into
+    `max_chips`, times every batch, chunk and precision. Points are sorted by chip as asked, then
+    by `x`; `on_front` marks those that no point of any chip betters. Along `candidate`, each chip
+    asked for with the number of plans and, where none is feasible, the `obstacle`.
+
+    Args:
+        model, chips, engine: names, paths, or loaded entries.
+        isl, osl, prefix_hit, slo_ttft, slo_tpot: as of `estimate`.
+        max_chips: chips of the deployment that plans may fill.
+        precisions: formats of the weights, or weights/activations/kv.
+        chunks, batches: choices of each plan.
+        x, y: names of `results.AXES`; dominance is decided on the axes shown.
+        price: rent [USD per chip and hour], of all chips or by chip.
+
+    Raises:
+        Infeasible: no chip has a plan; says what binds and the smallest change that helps.
+    """
+    axes = _axes(x, y)
+    options: dict[str, Any] = dict(
+        isl=isl, osl=osl, prefix_hit=prefix_hit, engine=engine, slo_ttft=slo_ttft,
+        slo_tpot=slo_tpot, price=price,
+    )  # fmt: skip
+    asked = question.ask(model, chips, _precisions(precisions), **options)
+    most = question.whole("max_chips", max_chips)
+    plans = enumerate_plans(
+        question.degrees(asked.model.model, most),
+        _choices("batches", batches),
+        sorted({min(chunk, int(isl)) for chunk in _choices("chunks", chunks)}),
+        most,
+    )
+    total = len(plans.tp) * len(asked.chips) * len(asked.formats)
+    if total > _MOST_DESIGNS:
+        raise InputError(
+            f"frontier: {total:,} designs are more than {_MOST_DESIGNS:,}; ask for fewer"
+        )
+    found = [search(asked, chip, plans, axes) for chip in range(len(asked.chips))]
+    obstacles = [_obstacle(asked, chip, best, axes) for chip, best in enumerate(found)]
+    if all(obstacles):
+        names = [chip.name for chip in asked.chips]
+        reasons = [f"{name}: {why}" for name, why in zip(names, obstacles, strict=True)]
+        raise Infeasible(f"no plan of {asked.model.name} is feasible; {'; '.join(reasons)}")
+    table = _points(asked, [best for best in found if len(best.designs.tp)], axes)
+    table = table.assign(_candidates(asked, found, obstacles))
+    call = question.described(
+        "frontier", model, chips, max_chips=max_chips, precisions=precisions, chunks=chunks,
+        x=x, y=y, **options,
+    )  # fmt: skip
+    limits = {"slo_ttft_s": slo_ttft, "slo_tpot_s": slo_tpot}
+    return table.assign_attrs(
+        asked.attributes(call)
+        | {name: float(limit) for name, limit in limits.items() if limit is not None}
+        | {"x": x, "y": y, "max_chips": most, "evaluated": sum(best.evaluated for best in found)}
+        | {"feasible": sum(best.feasible for best in found)}
+        | results.stamp()
+    )
+
+
+def _axes(x: str, y: str) -> tuple[str, str]:
+    for name, axis in (("x", x), ("y", y)):
+        if axis not in results.AXES:
+            hint = nearest(shorten(axis), results.AXES)
+            raise InputError(f"{name}: unknown axis {shorten(axis)!r}{hint}")
+    if x == y:
+        raise InputError(f"x and y: both are {x}; two different axes are needed")
+    return x, y
+
+
+def _precisions(given: Sequence[str]) -> list[PrecisionName]:
+    listed = [given] if isinstance(given, str) else list(given)
+    if not listed:
+        raise InputError("precisions: at least one is needed")
+    return list(dict.fromkeys(question.parse_precision(text) for text in listed))
+
+
+def _choices(name: str, given: Sequence[int]) -> list[int]:
+    # A range may be endless to walk, but its length is known.
+    if hasattr(given, "__len__") and len(given) > _MOST_CHOICES:
+        raise InputError(f"{name}: {len(given):,} are more than {_MOST_CHOICES:,}; ask for fewer")
+    listed = [given] if isinstance(given, int) else list(given)
+    if not listed:
+        raise InputError(f"{name}: at least one is needed")
+    return sorted({question.whole(name, value) for value in listed})
+
+
+def _obstacle(asked: Question, chip: int, best: Best, axes: tuple[str, str]) -> str:
+    """Returns why a chip has no plan, and the smallest change that gives it one; else ""."""
+    if len(best.designs.tp):
+        return ""
+    if best.feasible:
+        return f"price: unknown, and {axes[0]} or {axes[1]} needs it"
+    if best.nearest is None:
+        has = ", ".join(asked.chips[chip].supported)
+        return f"kernel: none for {', '.join(map(str, asked.formats))} (it has: {has})"
+    limit = results.binding(evaluate(asked, best.nearest))[0]
+    return f"{limit}: {advise(asked, best.nearest)}"
+
+
+def _points(asked: Question, found: Sequence[Best], axes: tuple[str, str]) -> xr.Dataset:
+    """Returns the points of all chips, chip by chip."""
+    listed = Designs(*map(np.concatenate, zip(*(best.designs for best in found), strict=True)))
+    names = found[0].values
+    values = {name: np.concatenate([best.values[name] for best in found]) for name in names}
+    table = results.to_dataset(
+        values,
+        ("point",),
+        [asked.chips[chip].name for chip in listed.chip],
+        [str(asked.formats[kind]) for kind in listed.precision],
+    )
+    front = nondominated(values[axes[0]], values[axes[1]], axes)
+    attrs = {"units": "1", "long_name": "whether no point of any chip is better on both axes"}
+    return table.assign(on_front=("point", front, attrs))
+
+
+def _candidates(
+    asked: Question, found: Sequence[Best], obstacles: Sequence[str]
+) -> Mapping[str, Any]:
+    rows = (
+        ("candidate", [chip.name for chip in asked.chips], "chip asked for"),
+        ("candidate_evaluated", [best.evaluated for best in found], "plans evaluated"),
+        ("candidate_feasible", [best.feasible for best in found], "plans that are feasible"),
+        ("candidate_points", [len(best.designs.tp) for best in found], "plans that none betters"),
+        ("obstacle", list(obstacles), "why the chip has no plan, and what would help"),
+    )
+    return {
+        name: ("candidate", values, {"units": "1", "long_name": text})
+        for name, values, text in rows
+    }

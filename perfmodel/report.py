@@ -1,0 +1,209 @@
+"""Results for people: Datasets as tables for a terminal, pictures, pages and files.
+
+Every function takes a Dataset as `estimate`, `operator_table` or `frontier` return it, so anything
+here can be made again from a saved file. Tables are `rich` renderables; `write` prints one to a
+terminal, or as plain text to a pipe. Drawing and storage are imported where they are used.
+"""
+
+import json
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from perfmodel import _labels
+from perfmodel._drawing import Drawing
+from perfmodel._tables import (
+    estimate_table,
+    footnotes,
+    frontier_table,
+    grid,
+    headline,
+    lines,
+    operators_table,
+    overlay_text,
+)
+from perfmodel.errors import InputError, shorten
+
+if TYPE_CHECKING:
+    import xarray as xr
+    from rich.console import Console, RenderableType
+
+__all__ = [
+    "Drawing", "console", "draw_files", "estimate_table", "footnotes", "frontier_table", "grid",
+    "headline", "lines", "load_dataset", "operators_table", "overlay_text", "save_dataset",
+    "save_frontier", "save_html", "save_png", "write",
+]  # fmt: skip
+
+WIDTH = 120
+"""Columns of a table that is not shown on a terminal."""
+
+
+def console(file: TextIO | None = None) -> "Console":
+    """Returns where tables go: a terminal as wide as it is, or plain text of `WIDTH` columns."""
+    from rich.console import Console
+
+    stream = sys.stdout if file is None else file
+    terminal = stream.isatty()
+    width = None if terminal or "COLUMNS" in os.environ else WIDTH
+    return Console(
+        file=stream, width=width, highlight=False, no_color=not terminal, soft_wrap=False
+    )
+
+
+def write(renderable: "RenderableType", file: TextIO | None = None) -> None:
+    """Prints a table; without colours or control codes where `file` is no terminal."""
+    printer = console(file)
+    # rich would end the program itself where the reader has gone.
+    with printer.capture() as capture:
+        printer.print(renderable)
+    (sys.stdout if file is None else file).write(capture.get())
+
+
+# ---- Files ----
+
+
+def _plain(value: Any) -> Any:
+    """Returns an attribute as netCDF can hold it: text or a number."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str | int | float):
+        return value
+    if hasattr(value, "item") and getattr(value, "ndim", 1) == 0:
+        return _plain(value.item())
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    return json.dumps(value, default=str)
+
+
+def save_dataset(dataset: "xr.Dataset", path: str | os.PathLike[str]) -> None:
+    """Writes a Dataset as netCDF, with all units, long names and attributes.
+
+    Attributes that netCDF has no type for (true and false, lists, tables) become text; those that
+    are None are left out. The file appears whole or not at all.
+    """
+    out = dataset.copy()
+    for holder in (out, *out.variables.values()):
+        holder.attrs = {key: _plain(v) for key, v in holder.attrs.items() if v is not None}
+    _replace(path, lambda part: out.to_netcdf(part, engine="h5netcdf"))
+
+
+def save_png(
+    dataset: "xr.Dataset", path: str | os.PathLike[str], measured: "xr.Dataset | None" = None
+) -> None:
+    """Writes the picture of a frontier, with measured points (of `overlay`) where given."""
+    from perfmodel import _plots
+
+    picture = _plots.draw(dataset, measured)
+    _replace(
+        path,
+        lambda part: picture.savefig(
+            part, format="png", dpi=_plots.DPI, pil_kwargs={"compress_level": 3}
+        ),
+    )
+
+
+def save_html(
+    dataset: "xr.Dataset", path: str | os.PathLike[str], measured: "xr.Dataset | None" = None
+) -> None:
+    """Writes the interactive page of a frontier: one file that loads nothing else."""
+    from perfmodel import _page
+
+    text = _page.page(dataset, measured, [*headline(dataset)[1:], *footnotes(dataset)])
+
+    def make(part: str) -> None:
+        with open(part, "w", encoding="utf-8") as file:
+            file.write(text)
+
+    _replace(path, make)
+
+
+def save_frontier(
+    dataset: "xr.Dataset",
+    folder: str | os.PathLike[str],
+    measured: "xr.Dataset | None" = None,
+    drawing: Drawing | None = None,
+) -> dict[str, Path]:
+    """Writes `frontier.nc`, `frontier.png` and `frontier.html` into a folder, the pictures from the
+    saved file; returns the paths by kind. Measured runs go to `measured.nc`.
+
+    A `drawing` started before the search has by then loaded what it takes to draw.
+    """
+    base = Path(folder)
+    paths = {kind: base / f"frontier.{kind}" for kind in ("nc", "png", "html")}
+    dataset = _labels.with_kernels(dataset)
+    save_dataset(dataset, paths["nc"])
+    if measured is not None:
+        paths["measured"] = base / "measured.nc"
+        save_dataset(measured, paths["measured"])
+    request = {
+        "data": paths["nc"], "png": paths["png"], "page": paths["html"],
+        "measured": paths.get("measured"),
+        "unused": [str(n) for n in dataset.variables if n not in _labels.used(dataset)],
+    }  # fmt: skip
+    if drawing is not None:
+        drawing.start(request)
+    if drawing is None or not drawing.finished():
+        draw_files(**request)
+    return paths
+
+
+def draw_files(
+    data: str | os.PathLike[str],
+    png: str | os.PathLike[str],
+    page: str | os.PathLike[str],
+    measured: str | os.PathLike[str] | None = None,
+    unused: Sequence[str] = (),
+) -> None:
+    """Draws a saved frontier as PNG and as a page, with measured runs where given.
+
+    `unused` names variables that need not be read.
+    """
+    saved = load_dataset(data, unused)
+    runs = None if measured is None else load_dataset(measured)
+    save_png(saved, png, runs)
+    save_html(saved, page, runs)
+
+
+def load_dataset(path: str | os.PathLike[str], unused: Sequence[str] = ()) -> "xr.Dataset":
+    """Returns a Dataset written by `save_dataset`, without the variables named in `unused`."""
+    import xarray as xr
+
+    try:
+        return xr.load_dataset(path, engine="h5netcdf", drop_variables=list(unused))
+    except OSError as error:
+        raise InputError(f"{shorten(path, 120)}: cannot be read ({shorten(error)})") from None
+
+
+def serve() -> None:
+    """Draws what standard input asks for; leaves quietly where it ends without a request."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    import matplotlib.backends.backend_agg  # noqa: F401
+    import matplotlib.figure  # noqa: F401
+    import xarray  # noqa: F401
+
+    request = sys.stdin.read()
+    if request:
+        draw_files(**json.loads(request))
+
+
+def _replace(path: str | os.PathLike[str], make: Callable[[str], Any]) -> None:
+    """Makes a file beside its final place and moves it there."""
+    folder, name = os.path.split(os.path.abspath(path))
+    try:
+        os.makedirs(folder, exist_ok=True)
+        number, part = tempfile.mkstemp(dir=folder, prefix=".", suffix=f"-{name}")
+        os.close(number)
+        try:
+            make(part)
+            os.chmod(part, 0o644)
+            os.replace(part, path)
+        except BaseException:
+            os.unlink(part)
+            raise
+    except OSError as error:
+        reason = error.strerror or error
+        raise InputError(f"{shorten(path, 120)}: cannot be written ({shorten(reason)})") from None

@@ -1,0 +1,8 @@
+"""What every test may rely on."""
+
+import os
+
+# Test runners may set the width of a terminal that is not there; tables then are not what a pipe
+# gets.
+os.environ.pop("COLUMNS", None)
+os.environ.pop("LINES", None)

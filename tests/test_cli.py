@@ -1,0 +1,238 @@
+"""The command line: exit status, one line per error, JSON keys, and what help imports."""
+
+import json
+import os
+import subprocess
+import sys
+
+import hypothesis
+import pytest
+from hypothesis import strategies as st
+
+import perfmodel
+from perfmodel import cli
+
+MODEL, CHIP = "llama-3.3-70b", "h100"
+# One shape, so one program, for every frontier here.
+SEARCH = ["frontier", "llama-3.1-8b", "--chip", "h100", "--max-chips", "2", "--isl", "512"]
+SEARCH += ["--precision", "fp8"]
+DESIGN = ["estimate", MODEL, CHIP, "--tp", "8", "--batch", "4"]
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path_factory, monkeypatch):
+    """Commands turn on JAX's cache: not the user's, and not for other tests."""
+    monkeypatch.setattr(cli, "_ready", lambda: None)
+
+
+def run(capsys, *arguments):
+    status = cli.main(list(arguments))
+    out, err = capsys.readouterr()
+    return status, out, err
+
+
+def fails(capsys, status, *arguments):
+    """Returns the one line that a failing command says."""
+    found, _, err = run(capsys, *arguments)
+    assert found == status, err
+    assert err.count("\n") == 1 and "Traceback" not in err
+    return err
+
+
+# ---- Help and version ----
+
+
+def test_help_imports_nothing_heavy():
+    code = (
+        "import sys; from perfmodel.cli import main; assert main(['--help']) == 0; "
+        "print(sorted({'jax', 'numpy', 'xarray', 'pandas', 'matplotlib', 'rich'} & {*sys.modules}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_help_names_every_command(capsys):
+    for arguments in ([], ["--help"]):
+        status, out, _ = run(capsys, *arguments)
+        assert status == 0
+        assert all(name in out for name in ("estimate", "frontier", "chips", "models", "study"))
+
+
+def test_version(capsys):
+    assert run(capsys, "--version") == (0, f"perfmodel {perfmodel.__version__}\n", "")
+
+
+# ---- Commands ----
+
+
+def test_estimate_json_has_the_documented_keys(capsys):
+    status, out, err = run(capsys, *DESIGN, "--json")
+    found = json.loads(out)
+    assert (status, err) == (0, "")
+    assert {
+        "ttft_s", "tpot_s", "tokens_per_second_user", "output_tokens_per_second_chip",
+        "total_tokens_per_second_chip", "power_w", "energy_per_output_token_j",
+        "usd_per_million_output_tokens", "usd_per_million_input_tokens",
+        "usd_per_million_total_tokens", "chips", "weight_bytes", "kv_bytes", "memory_bytes",
+        "feasible", "binding", "version",
+    } <= set(found)  # fmt: skip
+    assert found["feasible"] is True and found["chips"] == 8
+    assert found["version"] == perfmodel.__version__
+
+
+def test_estimate_opens_down_to_operators(capsys):
+    status, out, _ = run(capsys, *DESIGN, "--operators")
+    assert status == 0 and "down_projection" in out
+    found = json.loads(run(capsys, *DESIGN, "--operators", "--json")[1])
+    assert "qkv_projection" in {row["name"] for row in found["operators"]}
+    assert {row["phase"] for row in found["steps"]} == {"decode", "mixed"}
+
+
+def test_infeasible_is_3_with_what_helps(capsys):
+    status, out, err = run(capsys, "estimate", MODEL, CHIP, "--json")
+    found = json.loads(out)
+    assert status == 3 and found["feasible"] is False and found["ttft_s"] is None
+    assert err.startswith("infeasible: memory") and "TP" in err and err.count("\n") == 1
+
+
+def test_missed_limit_is_3(capsys):
+    for limit in ("1us", "1e-6", "0.001ms"):
+        assert "ttft limit" in fails(capsys, 3, *DESIGN, "--slo-ttft", limit)
+    assert run(capsys, *DESIGN, "--slo-ttft", "10s", "--slo-tpot", "500ms")[0] == 0
+
+
+def test_frontier_writes_and_prints(capsys, tmp_path):
+    arguments = [*SEARCH, "--price", "h100=2", "--out", str(tmp_path)]
+    status, out, err = run(capsys, *arguments)
+    assert (status, err) == (0, "") and "h100_sxm 2.00" in out
+    assert {p.name for p in tmp_path.iterdir()} == {f"frontier.{x}" for x in ("nc", "png", "html")}
+    assert all(f"wrote {tmp_path / name}" in out for name in ("frontier.nc", "frontier.png"))
+    found = json.loads(run(capsys, *arguments, "--json")[1])
+    assert found["points"] and all(point["feasible"] for point in found["points"])
+    assert found["chips"][0]["candidate"] == "h100_sxm" and found["version"]
+    assert set(found["files"]) == {"nc", "png", "html"}
+
+
+def test_frontier_without_any_plan_is_3(capsys):
+    line = fails(capsys, 3, *SEARCH, "--slo-tpot", "1us")
+    assert line.startswith("infeasible: ") and "h100_sxm" in line
+
+
+def test_chips_and_models(capsys):
+    listed = json.loads(run(capsys, "chips", "--json")[1])
+    mine = {chip["name"]: chip for chip in listed["chips"]}
+    assert mine["h100_sxm"]["memory_bandwidth_bytes_per_second"] == 3.35e12
+    assert mine["h100_sxm"]["peak_fp4_flop_per_second"] is None
+    assert run(capsys, "chips")[0] == run(capsys, "models")[0] == 0
+    rows = json.loads(run(capsys, "chips", "mi300x", "--json")[1])["numbers"]
+    assert all(row["unit"] and row["kind"] and row["origin"] for row in rows)
+    status, out, _ = run(capsys, "chips", "mi300x")
+    assert status == 0 and "memory_bandwidth" in out and "family default" in out
+    model = json.loads(run(capsys, "models", MODEL, "--json")[1])
+    assert model["parameters"] == model["active_parameters"] == 70_553_706_496
+    # 2 · 80 layers · 8 kv heads · 128 wide · 2 B.
+    assert model["kv_bytes_per_token"] == 327_680
+    assert "70,553,706,496 (the same)" in run(capsys, "models", MODEL)[1]
+
+
+def test_study_list(capsys):
+    status, out, _ = run(capsys, "study", "list")
+    assert status == 0 and out.startswith("frontier")
+
+
+# ---- Bad input ----
+
+BAD = {
+    "unknown chip": (["estimate", MODEL, "h10"], "h100_sxm"),
+    "half a chip's name": (["estimate", MODEL, "mi300"], "mi300x"),
+    "unknown chip in a list": (["frontier", MODEL, "--chip", "h100", "--chip", "b20"], "b200_sxm"),
+    "unknown model": (["estimate", "lama-3.3-70b", CHIP], "llama-3.3-70b"),
+    "missing file": (["estimate", "./no/config.json", CHIP], "no such file"),
+    "missing chip file": (["estimate", MODEL, "no.toml"], "no such file"),
+    "folder without config": (["estimate", "{tmp}", CHIP], "no such file"),
+    "truncated JSON": (["estimate", "{tmp}/truncated.json", CHIP], "not valid JSON"),
+    "binary file": (["estimate", "{tmp}/binary.json", CHIP], "not UTF-8"),
+    "folder as a chip": (["estimate", MODEL, "{tmp}/"], "not a regular file"),
+    "negative batch": (["estimate", MODEL, CHIP, "--batch", "-1"], "at least 1"),
+    "uneven tp": (["estimate", MODEL, CHIP, "--tp", "3"], "nearest: 4"),
+    "no prompt": (["estimate", MODEL, CHIP, "--isl", "0"], "at least 1"),
+    "unknown format": (["estimate", MODEL, CHIP, "--weights", "fp9"], "fp8"),
+    "format without kernel": (["estimate", MODEL, CHIP, "--weights", "fp4"], "no fp4 kernel"),
+    "not a number": (["estimate", MODEL, CHIP, "--tp", "two"], "--tp"),
+    "not a time": (["estimate", MODEL, CHIP, "--slo-ttft", "soon"], "500ms"),
+    "nan": (["estimate", MODEL, CHIP, "--prefix-hit", "nan"], "share"),
+    "not a price": (["frontier", MODEL, "--chip", CHIP, "--price", "h100=x"], "dollars"),
+    "two prices for all": (["frontier", MODEL, "--chip", CHIP, "--price", "1", "--price", "2"],
+                           "name a chip"),
+    "no chip": (["frontier", MODEL], "--chip"),
+    "unknown axis": (["frontier", MODEL, "--chip", CHIP, "--x", "ttft"], "ttft_s"),
+    "unknown option": (["estimate", MODEL, CHIP, "--bach", "2"], "--batch"),
+    "unknown command": (["fronteir"], "frontier"),
+    "unknown study": (["study", "fronteir"], "frontier"),
+    "missing argument": (["estimate", MODEL], "CHIP"),
+    "too many arguments": (["chips", "h100", "h200"], "h200"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_line_that_names_the_nearest(case, capsys, tmp_path):
+    (tmp_path / "truncated.json").write_text('{"model_type": "llama", "hidden_size"')
+    (tmp_path / "binary.json").write_bytes(bytes(range(256)))
+    arguments, hint = BAD[case]
+    line = fails(capsys, 2, *(a.replace("{tmp}", str(tmp_path)) for a in arguments))
+    assert line.startswith("error: ") and hint in line
+    assert len(line) < 400
+
+
+def test_unwritable_folder(capsys, tmp_path):
+    (tmp_path / "file").write_text("")
+    line = fails(capsys, 2, *SEARCH, "--out", str(tmp_path / "file"))
+    assert "cannot be written" in line
+
+
+TOKENS = st.sampled_from(
+    ["estimate", "chips", "models", "frontier", MODEL, CHIP, "--tp", "--isl", "--osl", "--batch",
+     "--weights", "--json", "--slo-ttft", "--prefix-hit", "--engine", "--help", "--version", "8",
+     "0", "-1", "1e99", "nan", "fp8", "2s", "--", "-", "", "=", "--tp=2", "\u202e", "\x00", "é"]
+) | st.text(max_size=8)  # fmt: skip
+
+
+@hypothesis.settings(
+    max_examples=150, deadline=None, suppress_health_check=list(hypothesis.HealthCheck)
+)
+@hypothesis.given(st.lists(TOKENS, max_size=7))
+def test_any_words_end_with_a_status_and_at_most_one_line(capsys, words):
+    capsys.readouterr()
+    status, _, err = run(capsys, *words)
+    assert status in (0, 2, 3)
+    assert err.count("\n") == (0 if status == 0 else 1)
+    assert "Traceback" not in err
+
+
+# ---- What goes wrong in between ----
+
+
+def test_interrupt_is_one_line(capsys, monkeypatch):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(perfmodel, "estimate", interrupt, raising=False)
+    status, out, err = run(capsys, *DESIGN)
+    assert (status, out, err) == (130, "", "error: interrupted\n")
+
+
+def test_a_bug_is_one_line_and_1(capsys, monkeypatch):
+    def bug(*_, **__):
+        raise TypeError("first\nsecond")
+
+    monkeypatch.setattr(perfmodel, "estimate", bug, raising=False)
+    assert "TypeError" in fails(capsys, 1, *DESIGN)
+
+
+def test_closed_pipe_is_quiet():
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "perfmodel", "models"]
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(write)
+    assert done.returncode == 141 and done.stderr == ""
