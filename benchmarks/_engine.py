@@ -81,13 +81,16 @@ def random_designs() -> list[tuple[Plan, Load]]:
     ]
 
 
-def outputs(found: Estimate) -> tuple[Array, ...]:
+OUTPUTS = (
+    "ttft", "tpot", "e2e", "output_rate", "memory_bytes", "admitted", "power",
+    "energy_per_output_token", "usd_per_output_token",
+)  # fmt: skip
+"""What a forward estimate is asked for, beside the least margin."""
+
+
+def outputs(found: Estimate) -> dict[str, Array]:
     """Returns the ten numbers that a forward estimate is asked for."""
-    return (
-        found.ttft, found.tpot, found.e2e, found.output_rate, found.memory_bytes, found.admitted,
-        found.power, found.energy_per_output_token, found.usd_per_output_token,
-        jnp.min(found.margins),
-    )  # fmt: skip
+    return {name: getattr(found, name) for name in OUTPUTS} | {"margin": jnp.min(found.margins)}
 
 
 def estimate(plan: Plan, load: Load, shared: Fixed) -> Estimate:

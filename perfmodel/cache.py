@@ -1,8 +1,17 @@
-"""JAX's persistent compilation cache, for scripts and commands that start often."""
+"""What later runs need not do again: compiled programs, and programs traced and lowered.
 
+JAX keeps compiled programs; tracing Python and lowering what it says is done anew in every process,
+and takes longer than everything else that is left. `stored` keeps the lowered program beside them.
+"""
+
+import functools
+import hashlib
 import os
 import pathlib
 import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from typing import Any
 
 
 def folder() -> pathlib.Path:
@@ -34,3 +43,86 @@ def enable_cache(path: str | os.PathLike[str] | None = None) -> pathlib.Path:
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     return where
+
+
+def stored(
+    name: str,
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    options: Mapping[str, str],
+) -> Callable[..., Any] | None:
+    """Returns `function`, compiled with `options`, from its lowered program on disk; None where no
+    compilation cache is on.
+
+    The program is filed under everything it depends on: the source of this package, the versions
+    of JAX and Python, and the structure, shapes and types of `arguments`. A file that cannot be
+    read is made again.
+    """
+    import jax
+
+    where = getattr(jax.config, "jax_compilation_cache_dir", None)
+    if not where:
+        return None
+    leaves, structure = jax.tree.flatten(arguments)
+    shapes = tuple((leaf.shape, str(leaf.dtype)) for leaf in map(_as_array, leaves))
+    return _stored(name, function, structure, shapes, tuple(options.items()), os.fspath(where))
+
+
+def _as_array(leaf: Any) -> Any:
+    import numpy as np
+
+    return leaf if hasattr(leaf, "dtype") else np.asarray(leaf)
+
+
+@functools.cache
+def _stored(
+    name: str,
+    function: Callable[..., Any],
+    structure: Any,
+    shapes: tuple[tuple[tuple[int, ...], str], ...],
+    options: tuple[tuple[str, str], ...],
+    where: str,
+) -> Callable[..., Any]:
+    import jax
+    import jax.export
+
+    platform = jax.default_backend()
+    facts = (_sources(), jax.__version__, sys.version, platform, str(structure), str(shapes))
+    key = hashlib.sha256("\n".join(facts).encode()).hexdigest()[:32]
+    path = pathlib.Path(where) / f"{name}-{key}.stablehlo"
+
+    def flat(*leaves: Any) -> Any:
+        return function(*jax.tree.unflatten(structure, leaves))
+
+    try:
+        exported = jax.export.deserialize(bytearray(path.read_bytes()))
+    except Exception:  # whatever is wrong with the file, the program can be made again
+        wanted = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in shapes]
+        exported = jax.export.export(jax.jit(flat), platforms=[platform])(*wanted)
+        _write(path, bytes(exported.serialize()))
+    run = jax.jit(exported.call, compiler_options=dict(options))
+    return lambda *arguments: run(*map(_as_array, jax.tree.leaves(arguments)))
+
+
+@functools.cache
+def _sources() -> str:
+    """Returns a digest of the source that programs are made from."""
+    from perfmodel import models
+
+    digest = hashlib.sha256()
+    for folder_ in (pathlib.Path(__file__).parent, pathlib.Path(models.__path__[0])):
+        for path in sorted(folder_.glob("*.py")):
+            digest.update(path.name.encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _write(path: pathlib.Path, content: bytes) -> None:
+    """Writes a file whole, or not at all: a cache that cannot be written is no error."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as part:
+            part.write(content)
+        os.replace(part.name, path)
+    except OSError:
+        pass

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from jax import Array
 
-from perfmodel import question, results, serving
+from perfmodel import cache, question, results, serving
 from perfmodel.formats import Precision
 from perfmodel.machine import Machine
 from perfmodel.models.transformer import Model
@@ -107,7 +107,9 @@ def blocks(
         stop = min(start + BLOCK, count)
         rows = np.minimum(np.arange(start, start + BLOCK), count - 1)
         part = jax.tree.map(lambda leaf, rows=rows: leaf[rows], plans)
-        found = _program()(machine, precision, part, asked.network, asked.load, engine, limits)
+        values = (machine, precision, part, asked.network, asked.load, engine, limits)
+        program = cache.stored("designs", _evaluate, values, _options()) or _program()
+        found = program(*values)
         if before is not None:
             yield before
         before = slice(start, stop), found
