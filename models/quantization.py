@@ -17,6 +17,8 @@ _EXCLUDED = ("modules_to_not_convert", "ignored_layers", "ignore", "exclude_modu
 # Modules that stay in 16 bits here too.
 _KEPT = re.compile(r"(^|\.)(lm_head|embed_tokens|wte|wpe|\w*norm\w*|gate|router)\*?$")
 _SIMPLE_METHODS = {"fp8": "fp8", "mxfp4": "mxfp4"}
+# Engines serve 32-bit checkpoints in 16 bits, too.
+_DTYPES = ("bfloat16", "float16", "float32", "auto")
 _METHODS = ("fp8", "mxfp4", "awq", "gptq", "modelopt", "compressed-tensors")
 _ALGORITHMS = {"FP8": "fp8", "NVFP4": "nvfp4"}
 # (bits, type, group) of compressed-tensors; a group of None is any.
@@ -37,6 +39,7 @@ def suggested_precision(config: Mapping[str, Any], where: str = "config.json") -
     >>> str(suggested_precision({"quantization_config": {"quant_method": "fp8"}}))
     'fp8'
     """
+    _check_dtype(config, where)
     quantization = config.get("quantization_config")
     if quantization is None:
         return precision_name()
@@ -50,6 +53,15 @@ def suggested_precision(config: Mapping[str, Any], where: str = "config.json") -
     _refuse_mixed(quantization, place)
     weights, activations = _formats(quantization, method, place)
     return precision_name(weights, activations, _cache_format(quantization, place))
+
+
+def _check_dtype(config: Mapping[str, Any], where: str) -> None:
+    """Refuses a type of the checkpoint that is not served in 16 bits."""
+    for key in ("torch_dtype", "dtype"):
+        dtype = config.get(key)
+        if dtype is not None and (not isinstance(dtype, str) or dtype not in _DTYPES):
+            hint = nearest(dtype, _DTYPES) if isinstance(dtype, str) else _one_of(_DTYPES)
+            raise InputError(f"{where}: {key} {show(dtype)} is not understood{hint}")
 
 
 def _one_of(names: Iterable[Any]) -> str:

@@ -136,9 +136,19 @@ def collective_usage(op: Collective, rank: Rank) -> Usage:
     return Usage(seconds, message * over.joules, network=seconds)
 
 
-def crossing_usage(elements: Real, rank: Rank) -> Usage:
-    """Returns one hand-over of activations from a pipeline stage's chip to the next."""
+def crossing_usage(elements: Real, chips: Real, rank: Rank) -> Usage:
+    """Returns the mean hand-over of activations from one of `chips` to the next in a pipeline.
+
+    Of the chips − 1 neighbours of a chain, ⌈chips/domain⌉ − 1 are in different domains, and
+    reached through a port.
+    """
     fabric = rank.machine.fabric
     message = as_real(elements * fabric.wire_bytes)
-    seconds = fabric.crossing_time + message * fabric.crossing_seconds_per_byte
-    return Usage(seconds, message * fabric.energy, network=seconds)
+    domains = maximum(1.0, ceil_div(as_real(chips), fabric.domain))
+    outside = (domains - 1.0) * inverse(maximum(1.0, as_real(chips) - 1.0))
+    near = fabric.crossing_time + message * fabric.crossing_seconds_per_byte
+    port = inverse(fabric.nic_efficiency * fabric.nic_bandwidth)
+    far = fabric.nic_latency + message * port
+    seconds = near + outside * maximum(0.0, far - near)
+    joules = message * (fabric.energy + outside * fabric.nic_energy)
+    return Usage(seconds, joules, network=seconds)

@@ -74,8 +74,6 @@ _KERNEL_OF = {
     ("int4", "int8"): "int8",
 }
 
-_CACHE_FORMATS = ("bf16", "fp8", "int8", "nvfp4", "mxfp4", "int4")
-
 
 class Precision(eqx.Module):
     """The number formats of a deployment, as numbers; see `precision`.
@@ -127,8 +125,8 @@ def precision_name(
     """Returns the checked names of a precision, with what was left out filled in.
 
     Activations default to the weights' own arithmetic (16 bits for int4 and mxfp4, whose usual
-    kernels are weight-only); the KV cache to bf16 beside bf16 weights, else fp8, as serving
-    engines run quantised checkpoints.
+    kernels are weight-only); the KV cache to bf16 beside 16-bit arithmetic, else fp8: an assumption
+    (checkpoints with quantised activations are served both ways).
 
     >>> str(precision_name("nvfp4")), precision_name("int4").kernel
     ('nvfp4/nvfp4/fp8', 'w4a16')
@@ -136,7 +134,7 @@ def precision_name(
     w = format_name(weights)
     default_activations = "bf16" if w in ("int4", "mxfp4") else w
     a = default_activations if activations is None else format_name(activations)
-    cache = ("bf16" if w == "bf16" else "fp8") if kv is None else format_name(kv)
+    cache = ("bf16" if a == "bf16" else "fp8") if kv is None else format_name(kv)
     if (w, a) not in _KERNEL_OF:
         valid = ", ".join(y for x, y in _KERNEL_OF if x == w)
         raise InputError(f"no kernel multiplies {w} weights by {a} activations (valid: {valid})")
@@ -150,7 +148,7 @@ def precision(
 
     >>> p = precision("mxfp4")
     >>> p.weight_bytes, p.activation_bytes, p.kv_bytes
-    (0.53125, 2, 1)
+    (0.53125, 2, 2)
     """
     names = precision_name(weights, activations, kv)
     w, a, cache = (FORMATS[n] for n in (names.weights, names.activations, names.kv))

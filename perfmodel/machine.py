@@ -393,7 +393,8 @@ def matmul_parts(op: Matmul, rank: Rank) -> Parts:
     row_tiles = ceil(maximum(rows, unit.fill_rows) * inverse(unit.tile_rows))
     per_unit = row_tiles * column_tiles
     # What is left of the inner dimension on one unit after the split, between τ and all of it.
-    even = maximum(per_unit, 1.0)
+    # (At exactly one tile per unit the slope is that of a second wave, not of a finer split.)
+    even = maximum(1.0, per_unit)
     whole = minimum(maximum(per_unit, shortest), 1.0)
     compute = (even + unit.wave * (ceil(per_unit) - even)) * (whole * one_tile)
     memory = op.weight_traffic() * kind.byte + rows * (op.row_traffic() * kind.byte)
@@ -438,7 +439,7 @@ def decode_attention_parts(op: Attention, rank: Rank) -> Parts:
     item_rate = jnp.where(single, constants.single_item_rate, constants.item_rate)
     fixed = item_time * jnp.exp(constants.item_exponent * jnp.log(width * (1.0 / 128.0)))
     stream = op.keys * (2.0 * width * op.kv_bytes * inverse(item_rate))
-    serial = maximum(per_unit, 1.0) * (fixed + whole * stream)
+    serial = maximum(1.0, per_unit) * (fixed + whole * stream)
     memory = sequences * (op.sequence_traffic() * (rank.per_byte * inverse(constants.stream)))
     rows = maximum(group * op.queries, constants.min_group)
     per_flop = rank.per_flop * inverse(constants.efficiency)

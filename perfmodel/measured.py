@@ -2,7 +2,6 @@
 
 import csv
 import io
-import math
 import os
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -69,6 +68,10 @@ def _read(path: catalog.FilePath) -> Iterator[tuple[int, Mapping[str, str]]]:
         raise InputError(f"{where}: line {line}: not valid CSV: {shorten(error)}") from None
 
 
+# No service, load or fleet is outside; what is would only spoil the picture.
+_LEAST, _MOST = 1e-6, 1e9
+
+
 def _number(row: Mapping[str, str], name: str, low: float = 0.0) -> float:
     text = row[name]
     if not text:
@@ -77,8 +80,12 @@ def _number(row: Mapping[str, str], name: str, low: float = 0.0) -> float:
         value = float(text)
     except ValueError:
         raise InputError(f"{name} is not a number: {shorten(text, 30)!r}") from None
-    if not (math.isfinite(value) and value > low):
-        raise InputError(f"{name} must be above {low:g}, not {shorten(text, 30)}")
+    if not low < value < _MOST:
+        raise InputError(
+            f"{name} must be above {low:g} and below {_MOST:g}, not {shorten(text, 30)}"
+        )
+    if value < _LEAST:
+        raise InputError(f"{name} must be at least {_LEAST:g}, not {shorten(text, 30)}")
     return value
 
 

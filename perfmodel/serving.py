@@ -129,10 +129,16 @@ class Estimate(eqx.Module):
 
 
 class Footprint(NamedTuple):
-    """Bytes per chip, and the requests that fit."""
+    """Bytes per chip, and the requests that fit.
+
+    Fields: `weights`; intermediate results of a `chunk` and of each decoding `sequence` of a pass;
+    keys and values `shared` by all requests, and `live` of each; the relative `margin` with one
+    request; `admitted` requests.
+    """
 
     weights: Array
-    activations: Array
+    chunk: Array
+    sequence: Array
     shared: Array
     live: Array
     margin: Array
@@ -192,10 +198,14 @@ def footprint(
     shard = plan.shard(machine)
     prefill = split_prompt(load, plan)
     part = _stage_share(model, plan, shard)
-    weights = weight_bytes(model, precision, shard) * part
-    micro_batches = minimum(as_real(plan.stages), plan.batch)
-    step = Step(plan.batch * inverse(micro_batches), load.isl, chunk=prefill.chunk)
-    activations = activation_bytes(model, step, shard)
+    # Layers spread evenly; the first and the last stage hold the embedding and the output head.
+    table = model.vocabulary * model.hidden * precision.head_bytes * inverse(shard.ranks)
+    tables = (2.0 - model.tied) * table
+    ends = maximum(1.0, (2.0 - model.tied) * inverse(minimum(as_real(plan.chips), plan.stages)))
+    weights = (weight_bytes(model, precision, shard) - tables) * part + table * ends
+    # Intermediate results are linear in the sequences of a pass: a chunk's, and one sequence's.
+    chunk = activation_bytes(model, Step(0, load.isl, chunk=prefill.chunk), shard)
+    sequence = activation_bytes(model, Step(1, load.isl), shard)
     per_token = kv_bytes_per_token(model, precision, shard) * part
     cached = load.isl - prefill.new_tokens
 
@@ -206,19 +216,23 @@ def footprint(
     live = pages(prefill.new_tokens + 0.5 * load.osl)
     whole = pages(prefill.new_tokens + load.osl)
     capacity = machine.memory.capacity[0]
-    free = capacity * engine.memory_fraction - weights - activations - engine.workspace - shared
-    admitted = floor(maximum(free, 0.0) * inverse(live))
-    return Footprint(weights, activations, shared, live, (free - whole) / capacity, admitted)
+    free = capacity * engine.memory_fraction - weights - chunk - engine.workspace - shared
+    each = live + sequence * inverse(plan.stages)
+    admitted = floor(maximum(free, 0.0) * inverse(each))
+    margin = (free - sequence - whole) / capacity
+    return Footprint(weights, chunk, sequence, shared, live, margin, admitted)
 
 
 class Passes(NamedTuple):
     """The two kinds of pass that a mean round consists of.
 
-    Fields: `micro`, micro-batches in a round; `decode`, a pass of decoding sequences; `mixed`,
-    one that carries a chunk beside them.
+    Fields: `micro`, micro-batches in a round; `chunks`, passes with a chunk per request, less than
+    one where prompts share them; `decode`, a pass of decoding sequences; `mixed`, one that carries
+    a chunk beside them.
     """
 
     micro: Array
+    chunks: Array
     decode: Step
     mixed: Step
 
@@ -226,15 +240,21 @@ class Passes(NamedTuple):
 def passes(load: Load, plan: Plan, prefill: Prefill, running: Array) -> Passes:
     """Returns what passes through the network while `running` requests are served.
 
+    Prompts shorter than a chunk share one: as many as finish in a round, C/(M(O + 1)), if they fit.
     Where every pass carries a chunk, O·M/n sequences decode beside it, and no more.
     """
     micro = minimum(running, as_real(plan.stages))
     per_micro = inverse(micro)
-    saturated = load.osl * micro * inverse(prefill.chunks)
+    room = maximum(1.0, plan.chunk * inverse(prefill.new_tokens))
+    prompts = maximum(1.0, minimum(running * per_micro * inverse(load.osl + 1.0), room))
+    chunks = prefill.chunks * inverse(prompts)
+    one = prefill.chunk
+    shared = Chunk(one.tokens * prompts, one.pairs, one.keys, one.ends * prompts, prompts)
+    saturated = load.osl * inverse(per_micro * chunks)
     context = load.isl + 0.5 * load.osl
     decoding = minimum(running, maximum(saturated, 1.0)) * per_micro
     beside = minimum(maximum(0.0, running - 1.0), saturated) * per_micro
-    return Passes(micro, Step(decoding, context), Step(beside, context, chunk=prefill.chunk))
+    return Passes(micro, chunks, Step(decoding, context), Step(beside, context, chunk=shared))
 
 
 def unhidden(
@@ -253,7 +273,7 @@ def unhidden(
     return {
         "launches": (1, Usage(waiting, latency=waiting)),
         "host": (1, Usage(host, latency=host)),
-        "stage_crossing": (crossings, crossing_usage(step.rows * model.hidden, rank)),
+        "stage_crossing": (crossings, crossing_usage(step.rows * model.hidden, plan.chips, rank)),
     }
 
 
@@ -294,11 +314,15 @@ def closed_queue(service: Array, away: Array, customers: Array, variability: Rea
     """
     bound = service * customers - away
     b = service + bound - variability * service
-    # The discriminant as a sum of non-negative terms; the textbook form cancels in float32.
-    root = (service - bound) ** 2 + variability * service * (
+    # The discriminant as a sum of non-negative terms, and the root by the form that does not
+    # subtract: the textbook ones cancel in float32.
+    discriminant = (service - bound) ** 2 + variability * service * (
         2.0 * service * (customers - 1.0) + 2.0 * away + variability * service
     )
-    return 0.5 * (b + jnp.sqrt(root + 1e-36))
+    root = jnp.sqrt(discriminant + 1e-36)
+    idle = 2.0 * service * (away - (1.0 - variability) * service * customers)
+    few = b < 0.0
+    return jnp.where(few, idle * inverse(jnp.where(few, root - b, 1.0)), 0.5 * (b + root))
 
 
 def estimate(
@@ -326,7 +350,7 @@ def estimate(
     running = minimum(batch, maximum(room.admitted, 1.0))
 
     others = maximum(0.0, running - 1.0)
-    micro, decode_step, mixed_step = passes(load, plan, prefill, running)
+    micro, chunks, decode_step, mixed_step = passes(load, plan, prefill, running)
     rank = Rank(machine, shard.share)
     decode = run_step(rank, model, decode_step, plan, precision, engine)
     mixed = run_step(rank, model, mixed_step, plan, precision, engine)
@@ -337,9 +361,10 @@ def estimate(
     def mean_round(share: Array) -> Array:
         return decode_round + share * (mixed_round - decode_round)
 
-    service = prefill.chunks * mixed.stage
-    fill = mixed.latency - mixed.stage
-    per_round = prefill.chunks * inverse(micro)
+    # A request occupies its share of passes, and waits for the whole of each.
+    service = chunks * mixed.stage
+    fill = mixed.latency - mixed.stage + (prefill.chunks - chunks) * mixed.stage
+    per_round = chunks * inverse(micro)
     share = minimum(per_round * others * inverse(osl), 1.0)
     tpot = mean_round(share)
     away = maximum(osl - 1.0, 0.0)
@@ -358,14 +383,16 @@ def estimate(
 
     # Per request: n passes with a chunk, and the decode passes that its tokens then still need.
     per_decoding = inverse(decode_step.sequences)
-    plain = maximum(away - prefill.chunks * mixed_step.sequences, 0.0) * per_decoding
-    joules = rate * (prefill.chunks * mixed.usage.joules + plain * decode.usage.joules)
+    plain = maximum(away - chunks * mixed_step.sequences, 0.0) * per_decoding
+    joules = rate * (chunks * mixed.usage.joules + plain * decode.usage.joules)
     chip_dynamic = joules * shard.ranks * inverse(plan.chips)
     chip_power = minimum(machine.power.limit, machine.power.running + chip_dynamic)
     # Busy time of prompts is what their chunks add to steps that others would have taken anyway.
     added = maximum(mixed.stage - minimum(mixed_step.sequences, 1.0) * decode.stage, 0.0)
-    prompt_time = prefill.chunks * added
-    prefill_busy = prompt_time * inverse(prompt_time + osl * per_decoding * decode.stage)
+    prompt_time = chunks * added
+    token_time = osl * per_decoding * decode.stage
+    per_busy = inverse(prompt_time + token_time)
+    prefill_busy, decode_busy = prompt_time * per_busy, token_time * per_busy
 
     output_rate = rate * osl
     per_output = inverse(output_rate)
@@ -393,6 +420,7 @@ def estimate(
     binding = jnp.where(feasible, busiest, len(PARTS) + 1 + jnp.argmin(margins))
 
     kv = room.live * running + room.shared
+    activations = room.chunk + room.sequence * (running * inverse(micro))
     return Estimate(
         ttft=ttft,
         tpot=tpot,
@@ -406,13 +434,13 @@ def estimate(
         prefill_busy=prefill_busy,
         weight_bytes=room.weights,
         kv_bytes=kv,
-        activation_bytes=room.activations,
-        memory_bytes=room.weights + kv + room.activations + engine.workspace,
+        activation_bytes=activations,
+        memory_bytes=room.weights + kv + activations + engine.workspace,
         chip_power=chip_power,
         power=watts * plan.replicas,
-        energy_per_output_token=watts * (1.0 - prefill_busy) * per_output,
+        energy_per_output_token=watts * decode_busy * per_output,
         energy_per_total_token=watts * per_token,
-        usd_per_output_token=dollars * (1.0 - prefill_busy) * per_output,
+        usd_per_output_token=dollars * decode_busy * per_output,
         usd_per_input_token=dollars * prefill_busy * per_output * osl * inverse(load.isl),
         usd_per_total_token=dollars * per_token,
         chips=as_real(plan.chips * plan.replicas),

@@ -12,15 +12,17 @@ from perfmodel.relax import Real, divide, maximum
 class Chunk(eqx.Module):
     """Prompt tokens processed in a step.
 
-    Fields: `tokens`; `pairs`, the mean number of (query, key) pairs of a chunk under the causal
-    mask, cached keys included; `keys`, the mean number of keys of a chunk's last query; `ends`,
-    how many prompts end in it, and so need logits.
+    Fields: `tokens` of all its prompts; `pairs`, the mean number of (query, key) pairs of one
+    prompt's part under the causal mask, cached keys included; `keys`, the mean number of keys of
+    a part's last query; `ends`, how many prompts end in it, and so need logits; `prompts`, how
+    many share it.
     """
 
     tokens: Real
     pairs: Real
     keys: Real
     ends: Real = 1
+    prompts: Real = 1
 
 
 class Step(eqx.Module):

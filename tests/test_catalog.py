@@ -210,3 +210,8 @@ def test_digest_follows_values():
     assert catalog.digest({"a": 1.0}) == catalog.digest({"a": 1.0})
     assert catalog.digest({"a": 1.0}) != catalog.digest({"a": 1.0 + 1e-15})
     assert len(catalog.digest({})) == 12
+
+
+def test_a_long_dotted_key_is_refused_at_once():
+    with pytest.raises(InputError, match="line 1"):
+        catalog.parse_toml("a." * 250_000 + "a = 1", "hostile.toml")

@@ -148,14 +148,14 @@ def test_one_request_alone():
 
 def test_burst_of_prompts_served_one_by_one():
     # b prompts at once: the k-th waits k prefills, so the mean is (b + 1)/2 of them.
-    one = float(run(batch=1, osl=1, chunk=8192, engine=IDEAL).ttft)
-    every = run(batch=9, osl=1, chunk=8192, engine=IDEAL)
+    one = float(run(batch=1, osl=1, chunk=1000, engine=IDEAL).ttft)
+    every = run(batch=9, osl=1, chunk=1000, engine=IDEAL)
     # With one output token the loop is all prefill: each request waits for the eight others.
     assert float(every.e2e) == pytest.approx(9 * one, rel=0.05)
     # All at once on an idle server, and long outputs: eight wait, four prefills on average, each
     # a little slower for the decoding ones beside it.
-    burst = run(batch=9, osl=10_000, isl=1000, burst=1.0, engine=IDEAL)
-    steady = run(batch=9, osl=10_000, isl=1000, burst=0.0, engine=IDEAL)
+    burst = run(batch=9, osl=10_000, isl=1000, chunk=1000, burst=1.0, engine=IDEAL)
+    steady = run(batch=9, osl=10_000, isl=1000, chunk=1000, burst=0.0, engine=IDEAL)
     assert 4 * one < float(burst.ttft - steady.ttft) < 4 * 1.4 * one
 
 
@@ -331,3 +331,37 @@ def test_energy_is_positive_and_within_the_power_limit(design):
     assert float(found.ttft) > 0.0 and float(found.tpot) > 0.0
     assert 0.0 <= float(found.chunk_share) <= 1.0 and 0.0 <= float(found.prefill_busy) <= 1.0
     assert float(found.longest_gap) >= float(found.tpot) * (1 - 1e-6)
+
+
+def test_queued_requests_take_no_memory():
+    """What waits outside has no intermediate results: however many, as many are admitted."""
+    few, many = (run("h100", "llama-3.1-8b", tp=1, batch=b) for b in (1_000, 1_000_000))
+    assert float(few.admitted) == float(many.admitted) == float(many.running)
+    assert float(many.memory_bytes) <= 0.9 * 85.6e9
+    assert bool(many.margins[MARGINS.index("memory")] > 0.0)
+
+
+def test_short_prompts_share_a_step():
+    """128 tokens in and out: hundreds of prompts a second do not take a step each."""
+    shared = run(tp=8, batch=512, isl=128, osl=128, chunk=8192)
+    alone = run(tp=8, batch=512, isl=128, osl=128, chunk=128)
+    assert float(shared.output_rate) > 1.3 * float(alone.output_rate)
+    # One request never shares, and long prompts do not either.
+    for batch, isl in ((1, 128), (64, 8192)):
+        same = [run(tp=8, batch=batch, isl=isl, osl=128, chunk=c) for c in (8192, isl)]
+        assert float(same[0].output_rate) == pytest.approx(float(same[1].output_rate), rel=1e-5)
+
+
+def test_end_stages_hold_the_embedding_and_the_head():
+    # 70B in bf16, four stages: a quarter of the layers and one table of 128,256 × 8,192.
+    table = 128_256 * 8_192 * 2
+    layers = (70_553_706_496 * 2 - 2 * table) / 4
+    found = run(tp=1, pp=4, batch=1)
+    assert float(found.weight_bytes) == pytest.approx(layers + table, rel=1e-4)
+
+
+def test_pipeline_stages_in_two_nodes_cross_a_port():
+    inside, across = (run(tp=4, pp=pp, batch=64) for pp in (2, 4))
+    slow = better(load_chip("h100").machine, "fabric", "nic_bandwidth", 1e-3)
+    assert float(run(slow, tp=4, pp=2, batch=64).tpot) == pytest.approx(float(inside.tpot))
+    assert float(run(slow, tp=4, pp=4, batch=64).tpot) > 1.01 * float(across.tpot)
