@@ -148,7 +148,7 @@ def speed(call: Callable[..., Any], blocks: Sequence[Any], rest: Any, repeats: i
 
 
 def start(what: str, program: Program) -> Result:
-    """Returns what no cache saves, as a line of the table."""
+    """Returns what comes before compiling, as a line of the table."""
     trace, lower = program.trace, program.lower
     cpu = f"{trace.cpu + lower.cpu:.2f} CPU-seconds"
     note = f"{cpu}; trace {trace.wall:.2f} s, lower {lower.wall:.2f} s"

@@ -47,11 +47,12 @@ def run(quick: bool) -> Iterator[Result]:
 
 
 def _difference(one: dict[str, Array], other: dict[str, Array]) -> str:
-    """Returns the largest difference of any output, relative; that of the margin as it is."""
+    """Returns the largest relative difference of any output, in words."""
     worst = {}
     for name in one:
         a, b = np.asarray(one[name]), np.asarray(other[name])
-        scale = 1.0 if name == "margin" else np.maximum(np.abs(a), 1e-30)
+        # A margin may be anything around zero.
+        scale = np.maximum(np.abs(a), 1.0 if name == "margin" else 1e-30)
         worst[name] = float(np.max(np.abs(a - b) / scale))
     name = max(worst, key=worst.__getitem__)
     median = float(np.median(list(worst.values())))

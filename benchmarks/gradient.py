@@ -8,8 +8,9 @@ import numpy as np
 from jax import Array
 
 from benchmarks import _engine
-from benchmarks._engine import FAST, Fixed
+from benchmarks._engine import Fixed
 from benchmarks._report import Result
+from perfmodel.cache import UNFUSED
 from perfmodel.machine import Machine
 from perfmodel.plan import Load, Plan
 from perfmodel.relax import minimum
@@ -68,9 +69,10 @@ def run(quick: bool) -> Iterator[Result]:
         yield _engine.rate(
             f"gradients {what}", _engine.speed(plain.call, listed, rest, repeats), budget, note
         )
-        fast = _engine.build(function, example, FAST, 1)
-        spent = _engine.speed(fast.call, listed, rest, repeats)
-        yield _engine.rate(f"gradients {what}, XLA fast math", spent, budget)
-        before = plain.trace.wall + plain.lower.wall
-        note = f"{plain.compile.cpu:.2f} CPU-seconds; trace and lower {before:.2f} s before it"
-        yield Result(f"compile, {what}", plain.compile.wall, "s", 5.0, note)
+        unfused = _engine.build(function, example, dict(UNFUSED), builds)
+        spent = _engine.speed(unfused.call, listed, rest, repeats)
+        yield _engine.rate(f"gradients {what}, unfused", spent, budget)
+        for how, built in (("", plain), (", unfused", unfused)):
+            before = built.trace.wall + built.lower.wall
+            note = f"{built.compile.cpu:.2f} CPU-seconds; trace and lower {before:.2f} s before it"
+            yield Result(f"compile, {what}{how}", built.compile.wall, "s", 5.0, note)

@@ -167,4 +167,11 @@ def load_chip(name_or_path: str | os.PathLike[str]) -> Chip:
     elif not isinstance(name_or_path, os.PathLike):
         raise InputError("chip: a name or a path is needed")
     path = os.fspath(name_or_path)
-    return build(datasheet.parse_sheet(catalog.read_toml(path), catalog.label(path), str(path)))
+    sheet = datasheet.parse_sheet(catalog.read_toml(path), catalog.label(path), str(path))
+    if sheet.name in _files():
+        # Its kernel constants would be taken for this chip's own.
+        raise InputError(
+            f"{catalog.label(path)}: [chip] name {sheet.name!r} is a chip of the catalogue "
+            "(give yours another name)"
+        )
+    return build(sheet)

@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 
 # Attributes that tell how a result was made, repeated at the top of the object.
 _ATTRS = (
-    "version", "created", "call", "model", "isl", "osl", "prefix_hit", "engine", "slo_ttft_s",
-    "slo_tpot_s", "catalogue_digest", "price_assumption", "x", "y", "max_chips", "evaluated",
-    "feasible",
+    "version", "created", "call", "command", "model", "notes", "isl", "osl", "prefix_hit", "engine",
+    "slo_ttft_s", "slo_tpot_s", "catalogue_digest", "price_assumption", "kernel_constants",
+    "assumed", "x", "y", "max_chips", "evaluated", "feasible",
 )  # fmt: skip
 
 

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from perfmodel.errors import InputError
-from perfmodel.units import MICROSECOND, MILLISECOND
+from perfmodel.units import MICROSECOND, MILLISECOND, seconds
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -28,18 +27,20 @@ _TITLES = {
     "ttft_s": "Time to first token [s]",
     "tpot_s": "Time per output token [s]",
     "e2e_s": "Request latency [s]",
-    "usd_per_million_output_tokens": "Cost of a million output tokens [USD]",
-    "energy_per_output_token_j": "Energy per output token [J]",
+    "usd_per_million_output_tokens": "Cost of a million output tokens, decode's share [USD]",
+    "energy_per_output_token_j": "Energy per output token, decode's share [J]",
 }
 
 
-FAMILY = "its family"
+# As `question.kernels_of` has it; this module must load without JAX.
+OWN, FAMILY = "its own", "its family"
 
 _USED = (
-    "chip", "precision", "candidate", "candidate_kernels", "obstacle", "on_front", "binding",
-    "tp", "pp", "replicas", "batch", "chunk", "chips", "ttft_s", "tpot_s", "tokens_per_second_user",
-    "tokens_per_second_user_e2e", "output_tokens_per_second_chip", "memory_bytes", "power_w",
-    "energy_per_output_token_j", "usd_per_million_output_tokens", "usd_per_hour",
+    "chip", "precision", "candidate", "candidate_kernels", "candidate_assumed", "obstacle",
+    "on_front", "binding", "tp", "pp", "replicas", "batch", "chunk", "chips", "ttft_s", "tpot_s",
+    "tokens_per_second_user", "tokens_per_second_user_e2e", "output_tokens_per_second_chip",
+    "memory_bytes", "power_w", "energy_per_output_token_j", "usd_per_million_output_tokens",
+    "usd_per_hour",
 )  # fmt: skip
 
 
@@ -163,7 +164,7 @@ def fronts(dataset: "xr.Dataset") -> list[Front]:
     chip = np.asarray(dataset["chip"].values, dtype=str)
     order = [str(name) for name in dataset["candidate"].values]
     short = short_precisions(dataset["precision"].values)
-    kernels = with_kernels(dataset)["candidate_kernels"].values
+    kernels = dataset["candidate_kernels"].values
     columns = {
         str(name): np.asarray(variable.values)
         for name, variable in dataset.variables.items()
@@ -256,7 +257,7 @@ def trade_off(x: str, y: str) -> str:
 
 
 def setting(dataset: "xr.Dataset") -> str:
-    """Returns the traffic, the engine and the size of the deployments, on one line."""
+    """Returns the traffic, engine, size of the deployments and limits, on one line."""
     attrs = dataset.attrs
     formats = ", ".join(short_precisions(dataset["precision"].values).values())
     return " · ".join(
@@ -265,6 +266,7 @@ def setting(dataset: "xr.Dataset") -> str:
             formats,
             f"up to {attrs.get('max_chips', '?')} chips",
             f"engine: {attrs.get('engine', 'neutral')}",
+            *limits(dataset),
         )
     )
 
@@ -348,46 +350,50 @@ def prices(dataset: "xr.Dataset") -> str:
     return ", ".join(found)
 
 
-def kernels_of(chip: str) -> str:
-    """Returns whose kernel measurements a chip of the catalogue uses: "its own", the name of a chip
-    of its generation, "its family" where there are neither, or "" for a chip that is not there.
+def limits(dataset: "xr.Dataset") -> list[str]:
+    """Returns the service levels asked for, in words."""
+    return [
+        f"{name} at most {seconds(float(dataset.attrs[key]))}"
+        for name, key in (("TTFT", "slo_ttft_s"), ("TPOT", "slo_tpot_s"))
+        if key in dataset.attrs
+    ]
 
-    >>> kernels_of("h100_sxm")
-    'its own'
-    """
-    from perfmodel.chips import load_chip
 
-    try:
-        constants = load_chip(chip).constants
-    except InputError:
+def kernel_note(chip: str, whose: str, mark: str = "") -> str:
+    """Returns what a chip without kernel measurements of its own uses; "" for others. `mark` is
+    added to the name of one that does not even have its generation's."""
+    if whose == FAMILY:
+        words = "no kernel measurements of its own: its family's constants, less certain"
+        return f"{chip_title(chip)}{mark}: {words}"
+    if whose in ("", OWN):
         return ""
-    matter = ("kernels.", "decode.", "context.")
-    origins = {c.origin for name, c in constants.items() if name.startswith(matter)}
-    if "own fit" in origins:
-        return "its own"
-    kin = sorted(origin.split(" ")[0] for origin in origins if "same generation" in origin)
-    return kin[0] if kin else FAMILY
+    return f"{chip_title(chip)}: kernels as measured on {chip_title(whose)}, of its generation"
 
 
-def with_kernels(dataset: "xr.Dataset") -> "xr.Dataset":
-    """Returns a frontier with `candidate_kernels`, whose kernel measurements each chip uses."""
-    if "candidate_kernels" in dataset:
-        return dataset
-    values = [kernels_of(str(name)) for name in dataset["candidate"].values]
-    attrs = {"units": "1", "long_name": "whose kernel measurements the chip uses"}
-    return dataset.assign(candidate_kernels=("candidate", values, attrs))
+def assumed_note(assumed: Mapping[str, str]) -> str:
+    """Returns which datasheet numbers are assumed, by chip, those of every chip first.
+
+    >>> assumed_note({"a100": "idle_power, nic_latency", "b200": "nic_latency"})
+    'Assumed of every chip: nic latency; of A100 also idle power'
+    >>> assumed_note({"a100": "idle_power"})
+    'Assumed of A100: idle power'
+    """
+    lists = {chip: text.split(", ") if text else [] for chip, text in assumed.items()}
+    shared = [n for n in next(iter(lists.values()), []) if all(n in own for own in lists.values())]
+    shared = shared if len(lists) > 1 else []
+    parts = [f"of every chip: {', '.join(shared)}"] if shared else []
+    for chip, own in lists.items():
+        rest = [name for name in own if name not in shared]
+        if rest:
+            parts.append(f"of {chip_title(chip)}{' also' if shared else ':'} {', '.join(rest)}")
+    return f"Assumed {'; '.join(parts)}".replace("_", " ") if parts else ""
 
 
-def kernel_notes(dataset: "xr.Dataset", mark: str = "") -> list[str]:
-    """Returns a line for each chip without kernel measurements of its own; `mark` is added to the
-    name of those that do not even have their generation's."""
-    pairs = zip(dataset["candidate"].values, dataset["candidate_kernels"].values, strict=True)
-    notes = []
-    for name, whose in ((chip_title(str(n)), str(w)) for n, w in pairs):
-        if whose == FAMILY:
-            words = "no kernel measurements of its own: its family's constants, less certain"
-            notes.append(f"{name}{mark}: {words}")
-        elif whose not in ("", "its own"):
-            words = f"kernels as measured on {chip_title(whose)}, of its generation"
-            notes.append(f"{name}: {words}")
-    return notes
+def origin_notes(dataset: "xr.Dataset", mark: str = "") -> list[str]:
+    """Returns a line for each chip of a frontier without kernel measurements of its own, and one
+    of the numbers that are assumed."""
+    names = ("candidate", "candidate_kernels", "candidate_assumed")
+    rows = list(zip(*(map(str, dataset[name].values) for name in names), strict=True))
+    notes = [kernel_note(chip, whose, mark) for chip, whose, _ in rows]
+    notes.append(assumed_note({chip: assumed for chip, _, assumed in rows}))
+    return [note for note in notes if note]

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from perfmodel import _labels, report
+from perfmodel import report
 from perfmodel.units import GB, TB, si
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ def _fact(chip: "Chip", field: str) -> tuple[float | None, bool]:
 
 def chips() -> Listing:
     """Returns every chip of the catalogue with its main numbers."""
+    from perfmodel import question
     from perfmodel.chips import load_chip, names
 
     heads = [(head, "right") for head, *_ in _FACTS]
@@ -62,14 +63,15 @@ def chips() -> Listing:
         cells = []
         for _, field, _, unit in _FACTS:
             value, assumed = facts[field]
-            shown = "" if value is None else f"{value / unit:,.4g}"
+            scaled = 0.0 if value is None else value / unit
+            shown = f"{scaled:,.0f}" if scaled >= 1e3 else f"{scaled:.4g}" if scaled else ""
             cells.append(shown + ("*" if assumed else " "))
         table.add_row(name, chip.title, *cells)
         values.append(
             {"name": name, "title": chip.title}
             | {key: facts[field][0] for _, field, key, _ in _FACTS}
             | {"assumed": [key for _, field, key, _ in _FACTS if facts[field][1]]}
-            | {"kernels": list(chip.supported), "kernel_measurements": _labels.kernels_of(name)}
+            | {"kernels": list(chip.supported), "kernel_measurements": question.kernels_of(chip)}
         )
     notes = "peaks are dense · blank: unknown, or no such kernel · *: assumed"
     return Listing(_below(table, notes), _stamp() | {"chips": values})

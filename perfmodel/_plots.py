@@ -3,6 +3,7 @@
 Texts are placed by trying positions around points and taking the one that hides least.
 """
 
+import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,8 @@ DPI = 180
 _INCHES = (10.0, 6.6)
 _POINT = DPI / 72.0
 _APART = 30.0
+# Of the footer: height of a line in figures, and its longest in characters.
+_LINE, _WIDE = 0.022, 165
 
 
 class _Placer:
@@ -100,13 +103,16 @@ def _ticks(axis: Any) -> None:
     axis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:,.0f}" if v >= 1 else f"{v:g}"))
 
 
-def _bare_axes(title: str, subtitle: str) -> "tuple[Figure, Axes]":
+def _bare_axes(title: str, subtitle: str, footer: Sequence[str]) -> "tuple[Figure, Axes]":
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=_INCHES, dpi=DPI, facecolor="white")
     FigureCanvasAgg(figure)
-    axes = figure.add_axes((0.085, 0.135, 0.885, 0.725))
+    low = 0.113 + _LINE * len(footer)
+    axes = figure.add_axes((0.085, low, 0.885, 0.86 - low))
+    for place, line in enumerate(reversed(footer)):
+        figure.text(0.022, _LINE * (place + 1), line, fontsize=7.6, color=_GREY, va="center")
     figure.text(0.022, 0.955, title, fontsize=14.5, weight="bold", color=_INK, va="center")
     figure.text(0.022, 0.908, subtitle, fontsize=10, color=_GREY, va="center")
     for side in ("top", "right"):
@@ -134,12 +140,13 @@ def draw(dataset: "xr.Dataset", measured: "xr.Dataset | None" = None) -> "Figure
     """Returns the picture of a frontier, with measured points (of `overlay`) where given."""
     from matplotlib.lines import Line2D
 
-    dataset = _labels.with_kernels(dataset)
     x, y = _labels.axes(dataset)
     found = _labels.fronts(dataset)
     attrs = dataset.attrs
     title = f"{_labels.model_title(str(attrs['model']))}: {_labels.trade_off(x, y)}"
-    figure, axes = _bare_axes(title, _labels.setting(dataset))
+    origins = _labels.origin_notes(dataset, " (dashed)")
+    notes = " · ".join([*origins, f"perfmodel {attrs.get('version', '')}"])
+    figure, axes = _bare_axes(title, _labels.setting(dataset), textwrap.wrap(notes, _WIDE))
     lines = [np.column_stack([f.columns[x], f.columns[y]]).astype(float) for f in found]
     points = _labels.measured_points(measured, x, y, found)
     for name, column, setter, limit, axis in (
@@ -193,10 +200,6 @@ def draw(dataset: "xr.Dataset", measured: "xr.Dataset | None" = None) -> "Figure
         placer.boxes.append((box.x0, box.y0, box.x1, box.y1))
     _label_chips(placer, found, lines)
     _label_plans(axes, placer, found, lines)
-    notes = " · ".join(
-        [*_labels.kernel_notes(dataset, " (dashed)"), f"perfmodel {attrs.get('version', '')}"]
-    )
-    figure.text(0.022, 0.022, notes, fontsize=7.6, color=_GREY, va="center")
     return figure
 
 

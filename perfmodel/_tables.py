@@ -8,7 +8,7 @@ import numpy as np
 
 from perfmodel import _labels
 from perfmodel.errors import shorten
-from perfmodel.units import GB, seconds, si
+from perfmodel.units import GB, si
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -72,16 +72,17 @@ def headline(dataset: "xr.Dataset") -> list[str]:
         f"{_labels.model_title(str(attrs['model']))} · {_labels.lengths(dataset)} · "
         f"engine {attrs.get('engine', 'neutral')} · up to {attrs.get('max_chips', '?')} chips"
     )
-    limits = [
-        f"{name} at most {seconds(float(attrs[key]))}"
-        for name, key in (("TTFT", "slo_ttft_s"), ("TPOT", "slo_tpot_s"))
-        if key in attrs
-    ]
     searched = (
         f"{int(attrs['evaluated']):,} plans evaluated, {int(attrs['feasible']):,} feasible, "
         f"{dataset.sizes['point']} on the chips' fronts"
     )
-    return [title, ", ".join([searched, *limits])]
+    return [title, ", ".join([searched, *_labels.limits(dataset)])]
+
+
+def _model_note(dataset: "xr.Dataset") -> str:
+    """Returns what the model's file asks for and is left out, or ""."""
+    notes = str(dataset.attrs.get("notes", ""))
+    return f"{_labels.model_title(str(dataset.attrs['model']))}: {notes}" if notes else ""
 
 
 def footnotes(dataset: "xr.Dataset") -> list[str]:
@@ -93,12 +94,15 @@ def footnotes(dataset: "xr.Dataset") -> list[str]:
         for name, text in zip(dataset["candidate"].values, dataset["obstacle"].values, strict=True)
         if text
     ]
-    return [
+    notes = [
         f"Prices [USD per chip and hour, on demand]: {_labels.prices(dataset)}",
-        *_labels.kernel_notes(_labels.with_kernels(dataset)),
+        "J and $ per output token: decode's share of busy time",
+        *_labels.origin_notes(dataset),
+        _model_note(dataset),
         *formats,
         *obstacles,
     ]
+    return [note for note in notes if note]
 
 
 def frontier_table(dataset: "xr.Dataset", rows: int = 11) -> "Group":
@@ -169,6 +173,10 @@ def overlay_text(measured: "xr.Dataset") -> "RenderableType":
 # ---- One design ----
 
 
+def _dollars(value: float) -> str:
+    return f"${value:.3g}"
+
+
 _GROUPS: tuple[tuple[str, tuple[tuple[str, str, _Format], ...]], ...] = (
     ("speed", (
         ("time to first token (TTFT)", "ttft_s", _labels.duration),
@@ -183,7 +191,7 @@ _GROUPS: tuple[tuple[str, tuple[tuple[str, str, _Format], ...]], ...] = (
         ("input + output tokens/s per chip", "total_tokens_per_second_chip", _labels.number),
         ("output tokens/s, all chips", "output_tokens_per_second", _labels.number),
         ("requests/s, all chips", "requests_per_second", _labels.number),
-        ("requests running of those admitted", "running", _labels.number),
+        ("requests running", "running", _labels.number),
     )),
     ("memory of a chip", (
         ("weights", "weight_bytes", lambda v: si(v, "B")),
@@ -194,10 +202,11 @@ _GROUPS: tuple[tuple[str, tuple[tuple[str, str, _Format], ...]], ...] = (
     )),
     ("energy and cost", (
         ("power, all chips", "power_w", lambda v: si(v, "W")),
-        ("energy per output token", "energy_per_output_token_j", lambda v: f"{v:.3g} J"),
-        ("$ per million output tokens", "usd_per_million_output_tokens", lambda v: f"${v:.3g}"),
-        ("$ per million input tokens", "usd_per_million_input_tokens", lambda v: f"${v:.3g}"),
-        ("$ per million tokens", "usd_per_million_total_tokens", lambda v: f"${v:.3g}"),
+        ("energy per output token, decode's share", "energy_per_output_token_j",
+         lambda v: f"{v:.3g} J"),
+        ("$ per million output tokens, decode's share", "usd_per_million_output_tokens", _dollars),
+        ("$ per million input tokens, prefill's share", "usd_per_million_input_tokens", _dollars),
+        ("$ per million tokens, undivided", "usd_per_million_total_tokens", _dollars),
         ("rent of all chips", "usd_per_hour", lambda v: f"${v:.2f}/h"),
     )),
 )  # fmt: skip
@@ -213,11 +222,11 @@ def estimate_table(dataset: "xr.Dataset", operators: "xr.Dataset | None" = None)
     from rich.console import Group
 
     attrs = dataset.attrs
+    chip = str(dataset["chip"].item())
     plan = [int(dataset[name]) for name in ("tp", "pp", "replicas", "batch", "chunk")]
     words = _labels.plan_text(*plan, precision=str(dataset["precision"].item()))
     title = (
-        f"{_labels.model_title(str(attrs['model']))} on {int(dataset['chips'])} × "
-        f"{dataset['chip'].item()} · {words}"
+        f"{_labels.model_title(str(attrs['model']))} on {int(dataset['chips'])} × {chip} · {words}"
     )
     traffic = f"{_labels.lengths(dataset)} · engine {attrs.get('engine', 'neutral')}"
     feasible = bool(dataset["feasible"])
@@ -230,7 +239,7 @@ def estimate_table(dataset: "xr.Dataset", operators: "xr.Dataset | None" = None)
         for (words, key, form), value in zip(rows, values, strict=True):
             text = form(value) if math.isfinite(value) else "–"
             if key == "running" and math.isfinite(value):
-                text = f"{text} of {int(dataset['admitted']):,}"
+                words = f"running of the {int(dataset['admitted']):,} that the KV pool admits"
             table.add_row(f"  {words}", text)
     binding = dataset["binding"].item()
     verdict = f"bound by {binding}"
@@ -247,7 +256,14 @@ def estimate_table(dataset: "xr.Dataset", operators: "xr.Dataset | None" = None)
         "",
         lines(verdict, style="bold"),
         *parts,
-        lines(f"price of {price}" if price else "", style="dim"),
+        lines(
+            f"price of {price}" if price else "",
+            "shares are of busy time; J and $ per output token are decode's",
+            _labels.kernel_note(chip, str(attrs.get("kernel_constants", ""))),
+            _labels.assumed_note({chip: str(attrs.get("assumed", ""))}),
+            _model_note(dataset),
+            style="dim",
+        ),
     )
 
 
@@ -336,8 +352,6 @@ def operators_table(dataset: "xr.Dataset") -> "Group":
                 words[max(parts, key=lambda name: parts[name])].split(" ")[0],
             )  # fmt: skip
         kind = "decode step" if step == "decode" else "step with a chunk of a prompt"
-        head = (
-            f"{kind}: {_labels.duration(float(duration))}, {float(weight):.1%} of a request's steps"
-        )
+        head = f"{kind}: {_labels.duration(float(duration))}, share in TPOT {float(weight):.1%}"
         shown += ["", lines(head, style="bold"), table]
     return Group(*shown)

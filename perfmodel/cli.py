@@ -6,7 +6,9 @@ Nothing heavy is imported before a command runs, so that help is quick.
 
 import contextlib
 import difflib
+import errno
 import os
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +19,7 @@ import typer
 from perfmodel.errors import Infeasible, InputError, shorten
 
 _BAD_INPUT, _INFEASIBLE, _INTERRUPTED, _PIPE_CLOSED = 2, 3, 130, 141
+_OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 
 app = typer.Typer(
     name="perfmodel",
@@ -79,11 +82,16 @@ def _prices(given: list[str] | None) -> "float | dict[str, float] | None":
                 f"--price: dollars per chip and hour are needed (2.5, or h100=2.5), "
                 f"not '{shorten(text)}'"
             ) from None
+        if "=" in text and not name.strip():
+            raise InputError(f"--price: a chip's name is needed before '=' in '{shorten(text)}'")
         if not name and len(given) > 1:
             raise InputError("--price: name a chip in each (h100=2.5) where there are several")
         if not name:
             return dollars
-        table[load_chip(name).name] = dollars
+        chip = load_chip(name).name
+        if chip in table:
+            raise InputError(f"--price: {chip} is given more than once")
+        table[chip] = dollars
     return table
 
 
@@ -100,6 +108,11 @@ def _working(what: str, quiet: bool = False) -> Any:
     from rich.console import Console
 
     return Console(stderr=True).status(what, spinner_style="")
+
+
+def _command(context: typer.Context) -> dict[str, str]:
+    """Returns the command line, as an attribute of what it makes."""
+    return {"command": shorten(shlex.join(["perfmodel", *context.obj]), 4000)}
 
 
 def _ready() -> None:
@@ -127,6 +140,7 @@ def _start(
 
 @app.command()
 def estimate(
+    context: typer.Context,
     model: _ModelName,
     chip: Annotated[str, typer.Argument(metavar="CHIP", help="Catalogue name, or a TOML file.")],
     tp: Annotated[int, typer.Option(help="Tensor-parallel degree.")] = 1,
@@ -171,7 +185,7 @@ def estimate(
         from perfmodel import report
 
         _ready()
-        found = perfmodel.estimate(model, chip, **options)
+        found = perfmodel.estimate(model, chip, **options).assign_attrs(_command(context))
         # The parts of a token's time are the operators', so the table opens them as well.
         opened = perfmodel.operator_table(model, chip, **options) if operators or not json else None
     if json:
@@ -188,6 +202,7 @@ def estimate(
 
 @app.command()
 def frontier(
+    context: typer.Context,
     model: _ModelName,
     chip: Annotated[
         list[str], typer.Option(help="Chip (repeat for more), a TOML file of one, or all.")
@@ -240,11 +255,18 @@ def frontier(
             import perfmodel
 
             _ready()
-            found = perfmodel.frontier(
-                model, _chips(chip), isl=isl, osl=osl, max_chips=max_chips,
-                prefix_hit=prefix_hit, engine=engine, x=x, y=y, price=_prices(price), **limits,
-                **extra,
-            )  # fmt: skip
+            try:
+                found = perfmodel.frontier(
+                    model, _chips(chip), isl=isl, osl=osl, max_chips=max_chips,
+                    prefix_hit=prefix_hit, engine=engine, x=x, y=y, price=_prices(price),
+                    **limits, **extra,
+                ).assign_attrs(_command(context))  # fmt: skip
+            except Infeasible as error:
+                if json and error.found is not None:
+                    from perfmodel import _json
+
+                    _print_json(_json.frontier(error.found.assign_attrs(_command(context))))
+                raise
             runs = None if measured is None else perfmodel.overlay(measured, found)
         files: dict[str, Path] = {}
         if out is not None:
@@ -363,16 +385,30 @@ def _run(command: Callable[[], Any]) -> int:
         return _fail("interrupted", _INTERRUPTED)
     except (BrokenPipeError, SystemExit):
         # Who read the output has gone, as `head` does (typer makes it a SystemExit, for which
-        # there is no other reason). Nothing may be written at exit either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        # there is no other reason).
+        _close_output()
         return _PIPE_CLOSED
+    except OSError as error:
+        if error.errno not in _OUTPUT_ERRORS or error.filename is not None:
+            return _bug(error)
+        _close_output()
+        return _fail(f"standard output cannot be written ({error.strerror})", 1)
     except Exception as error:
         if hasattr(error, "format_message"):
             return _fail(_usage(error), _BAD_INPUT)
-        if os.environ.get("PERFMODEL_TRACEBACK"):
-            raise
-        what = shorten(f"{type(error).__name__}: {error}", 200)
-        return _fail(f"{what} (a bug; PERFMODEL_TRACEBACK=1 shows where)", 1)
+        return _bug(error)
+
+
+def _bug(error: Exception) -> int:
+    if os.environ.get("PERFMODEL_TRACEBACK"):
+        raise error
+    what = shorten(f"{type(error).__name__}: {error}", 200)
+    return _fail(f"{what} (a bug; PERFMODEL_TRACEBACK=1 shows where)", 1)
+
+
+def _close_output() -> None:
+    """Lets what is still to be written go nowhere, at exit too."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _fail(message: str, status: int, word: str = "error") -> int:
@@ -395,4 +431,8 @@ def main(arguments: list[str] | None = None) -> int:
     given = sys.argv[1:] if arguments is None else arguments
     with warnings.catch_warnings():
         warnings.showwarning = _warn
-        return _run(lambda: app(args=given, prog_name="perfmodel", standalone_mode=False))
+        if sys.stdout is None:  # pyright: ignore[reportUnnecessaryComparison]
+            return _fail("standard output is closed", 1)
+        return _run(
+            lambda: app(args=given, prog_name="perfmodel", standalone_mode=False, obj=given)
+        )

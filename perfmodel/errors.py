@@ -6,6 +6,10 @@ Infeasible *numbers* are not errors: they are signed margins on an `Estimate`.
 
 import difflib
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 
 class PerfmodelError(Exception):
@@ -17,7 +21,14 @@ class InputError(PerfmodelError, ValueError):
 
 
 class Infeasible(PerfmodelError):
-    """The search space was understood and searched, and nothing in it fits (exit status 3)."""
+    """The search space was understood and searched, and nothing in it fits (exit status 3).
+
+    `found` is what is known all the same, as a Dataset, where there is such.
+    """
+
+    def __init__(self, message: str, found: "xr.Dataset | None" = None) -> None:
+        super().__init__(message)
+        self.found = found
 
 
 def shorten(text: object, width: int = 60) -> str:

@@ -62,7 +62,7 @@ def _ask(
         tp=tp,
         pp=pp,
         batch=question.whole("batch", batch),
-        chunk=min(most, int(asked.load.isl)),
+        chunk=most,
         replicas=question.whole("replicas", replicas),
     )
     return asked, design
@@ -98,7 +98,7 @@ def estimate(
         model, chip, engine: names, paths, or loaded entries.
         tp, pp: tensor-parallel degree and pipeline stages of a replica (tp·pp chips).
         batch: concurrent requests per replica.
-        chunk: most prompt tokens in a step [2048, or the prompt].
+        chunk: most prompt tokens in a step [2048]; shorter prompts share one.
         replicas: equal replicas.
         isl, osl: prompt and output tokens.
         prefix_hit: share of the prompt that is cached already [0, 1).
@@ -131,7 +131,17 @@ def estimate(
 
 def _finish(dataset: xr.Dataset, asked: Question, call: str, advice: str) -> xr.Dataset:
     text = xr.Variable((), advice, {"units": "1", "long_name": results.TEXTS["advice"]})
-    return dataset.assign(advice=text).assign_attrs(asked.attributes(call) | results.stamp())
+    return dataset.assign(advice=text).assign_attrs(_about(asked, call))
+
+
+def _about(asked: Question, call: str) -> dict[str, Any]:
+    """Returns how a design was made, and which numbers of its chip are not the chip's own."""
+    (chip,) = asked.chips
+    origins = {
+        "kernel_constants": question.kernels_of(chip),
+        "assumed": question.assumed_of(chip),
+    }
+    return asked.attributes(call) | origins | results.stamp()
 
 
 SHAPES = (
@@ -173,7 +183,7 @@ def _open(
     found = serving.estimate(machine, model, load, plan, precision, engine)
     shard = plan.shard(machine)
     rank = Rank(machine, shard.share)
-    _, *steps = serving.passes(load, plan, serving.split_prompt(load, plan), found.running)
+    _, _, *steps = serving.passes(load, plan, serving.split_prompt(load, plan), found.running)
     tables = []
     for step in steps:
         layers = layer_operators(model, step, shard, precision)
@@ -255,7 +265,7 @@ def operators(
     coords = {"phase": ("phase", list(_PHASES), _attrs("1", "kind of step"))}
     table = xr.Dataset(variables, coords).assign(verdict[["feasible", "binding", "advice"]])
     call = question.described("evaluation.operators", model, chip, **options)
-    return table.assign_attrs(asked.attributes(call) | results.stamp())
+    return table.assign_attrs(_about(asked, call))
 
 
 def _attrs(unit: str, long_name: str) -> dict[str, str]:

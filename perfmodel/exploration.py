@@ -154,9 +154,10 @@ def frontier(
         price: rent [USD per chip and hour], of all chips or by chip.
 
     Raises:
-        Infeasible: no chip has a plan; says what binds and the smallest change that helps.
+        Infeasible: no chip has a plan; says what binds and the smallest change that helps, and
+            has what is `found` along `candidate`.
     """
-    axes = _axes(x, y)
+    axes = _axes(x, y, osl)
     options: dict[str, Any] = dict(
         isl=isl, osl=osl, prefix_hit=prefix_hit, engine=engine, slo_ttft=slo_ttft,
         slo_tpot=slo_tpot, price=price,
@@ -166,7 +167,7 @@ def frontier(
     plans = enumerate_plans(
         question.degrees(asked.model.model, most),
         _choices("batches", batches),
-        sorted({min(chunk, int(isl)) for chunk in _choices("chunks", chunks)}),
+        _choices("chunks", chunks),
         most,
     )
     total = len(plans.tp) * len(asked.chips) * len(asked.formats)
@@ -176,31 +177,33 @@ def frontier(
         )
     found = [search(asked, chip, plans, axes) for chip in range(len(asked.chips))]
     obstacles = [_obstacle(asked, chip, best, axes) for chip, best in enumerate(found)]
-    if all(obstacles):
-        names = [chip.name for chip in asked.chips]
-        reasons = [f"{name}: {why}" for name, why in zip(names, obstacles, strict=True)]
-        raise Infeasible(f"no plan of {asked.model.name} is feasible; {'; '.join(reasons)}")
-    table = _points(asked, [best for best in found if len(best.designs.tp)], axes)
-    table = table.assign(_candidates(asked, found, obstacles))
     call = question.described(
         "frontier", model, chips, max_chips=max_chips, precisions=precisions, chunks=chunks,
         x=x, y=y, **options,
     )  # fmt: skip
     limits = {"slo_ttft_s": slo_ttft, "slo_tpot_s": slo_tpot}
-    return table.assign_attrs(
+    table = xr.Dataset(_candidates(asked, found, obstacles)).assign_attrs(
         asked.attributes(call)
         | {name: float(limit) for name, limit in limits.items() if limit is not None}
         | {"x": x, "y": y, "max_chips": most, "evaluated": sum(best.evaluated for best in found)}
         | {"feasible": sum(best.feasible for best in found)}
         | results.stamp()
     )
+    if all(obstacles):
+        names = [chip.name for chip in asked.chips]
+        reasons = "; ".join(f"{n}: {why}" for n, why in zip(names, obstacles, strict=True))
+        raise Infeasible(f"no plan of {asked.model.name} is feasible; {reasons}", table)
+    points = _points(asked, [best for best in found if len(best.designs.tp)], axes)
+    return points.assign(table.variables).assign_attrs(table.attrs)
 
 
-def _axes(x: str, y: str) -> tuple[str, str]:
+def _axes(x: str, y: str, osl: int) -> tuple[str, str]:
     for name, axis in (("x", x), ("y", y)):
         if axis not in results.AXES:
             hint = nearest(shorten(axis), results.AXES)
             raise InputError(f"{name}: unknown axis {shorten(axis)!r}{hint}")
+        if osl == 1 and axis in results.OF_DECODE:
+            raise InputError(f"{name}: {axis} needs at least 2 output tokens (osl); or take e2e_s")
     if x == y:
         raise InputError(f"x and y: both are {x}; two different axes are needed")
     return x, y
@@ -228,7 +231,8 @@ def _obstacle(asked: Question, chip: int, best: Best, axes: tuple[str, str]) -> 
     if len(best.designs.tp):
         return ""
     if best.feasible:
-        return f"price: unknown, and {axes[0]} or {axes[1]} needs it"
+        needs = " and ".join(a for a in axes if results.BY_NAME[a].unit.startswith("USD"))
+        return f"price: unknown, and {needs} needs it (--price {asked.chips[chip].name}=USD)"
     if best.nearest is None:
         has = ", ".join(asked.chips[chip].supported)
         return f"kernel: none for {', '.join(map(str, asked.formats))} (it has: {has})"
@@ -261,7 +265,11 @@ def _candidates(
         ("candidate_feasible", [best.feasible for best in found], "plans that are feasible"),
         ("candidate_points", [len(best.designs.tp) for best in found], "plans that none betters"),
         ("obstacle", list(obstacles), "why the chip has no plan, and what would help"),
-    )
+        ("candidate_kernels", [question.kernels_of(chip) for chip in asked.chips],
+         "whose kernel measurements the chip uses"),
+        ("candidate_assumed", [question.assumed_of(chip) for chip in asked.chips],
+         "datasheet numbers that are assumed of the chip"),
+    )  # fmt: skip
     return {
         name: ("candidate", values, {"units": "1", "long_name": text})
         for name, values, text in rows

@@ -36,6 +36,7 @@ CHUNK = 2048
 """Prompt tokens in one step where none are asked for; the default of vLLM's scheduler."""
 
 _MOST = 1_000_000_000
+_MOST_DOLLARS = 1e5
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -79,6 +80,7 @@ class Question:
             "catalogue": json.dumps(digests),
             "catalogue_digest": catalog.digest(digests),
             "price_assumption": "; ".join(self.prices),
+            **({"notes": "; ".join(self.model.notes)} if self.model.notes else {}),
         }
 
 
@@ -101,7 +103,11 @@ def ask(
     profile = engine if isinstance(engine, EngineEntry) else engines.load_engine(engine)
     if isinstance(price, Mapping):
         known = {chip.name: chip.sheet.identity["aliases"] for chip in machines}
-        price = {catalog.resolve(name, known, "priced chip"): p for name, p in price.items()}
+        named = [catalog.resolve(name, known, "priced chip") for name in price]
+        twice = next((name for name in named if named.count(name) > 1), None)
+        if twice is not None:
+            raise InputError(f"price: {twice} is given more than once")
+        price = dict(zip(named, price.values(), strict=True))
     paid = [_price(chip, price) for chip in machines]
     return Question(
         model=network,
@@ -109,7 +115,7 @@ def ask(
         formats=tuple(formats),
         engine=profile,
         load=_load(network, isl, osl, prefix_hit),
-        limits=Limits(_limit("slo_ttft", slo_ttft), _limit("slo_tpot", slo_tpot)),
+        limits=_limits(osl, slo_ttft, slo_tpot),
         network=numbers(network.model),
         machines=stack([machine for machine, _ in paid]),
         precisions=stack([precision(f.weights, f.activations, f.kv) for f in formats]),
@@ -157,6 +163,33 @@ def unique_chips(chip_list: Sequence[ChipLike]) -> tuple[Chip, ...]:
     return tuple(found.values())
 
 
+def kernels_of(chip: Chip) -> str:
+    """Returns whose kernel measurements a chip uses: "its own", the name of a chip of its
+    generation, or "its family" where there are neither.
+
+    >>> kernels_of(chips.load_chip("h100")), kernels_of(chips.load_chip("h200"))
+    ('its own', 'h100_sxm')
+    """
+    matter = ("kernels.", "decode.", "context.")
+    origins = {row.origin for row in chip.numbers() if row.field.startswith(matter)}
+    if "own fit" in origins:
+        return "its own"
+    kin = sorted(origin.split(" ")[0] for origin in origins if "same generation" in origin)
+    return kin[0] if kin else "its family"
+
+
+def assumed_of(chip: Chip) -> str:
+    """Returns the datasheet numbers that are assumed of a chip and count in a result, with commas.
+
+    >>> assumed_of(chips.load_chip("h100"))
+    'link_latency, nic_efficiency, nic_latency'
+    """
+    # Rents are told apart, with their kind; the others are facts to show.
+    aside = ("rent", "purchase", "server_power", "cache_capacity")
+    found = (row for row in chip.numbers() if row.field in chip.fields and row.kind == "assumed")
+    return ", ".join(row.field for row in found if row.value and row.field not in aside)
+
+
 def whole(name: str, value: Any, low: int = 1, high: int = _MOST) -> int:
     """Returns a whole number in a range, or fails naming the argument."""
     try:
@@ -192,6 +225,12 @@ def _limit(name: str, value: float | None) -> float:
     return _real(name, value, math.ulp(0.0), math.inf, "a positive number of seconds")
 
 
+def _limits(osl: int, slo_ttft: float | None, slo_tpot: float | None) -> Limits:
+    found = Limits(_limit("slo_ttft", slo_ttft), _limit("slo_tpot", slo_tpot))
+    # With one output token there is no time per token that could be too long.
+    return found if osl > 1 else Limits(ttft=found.ttft)
+
+
 def _load(model: ModelEntry, isl: int, osl: int, prefix_hit: float) -> Load:
     isl, osl = whole("isl", isl), whole("osl", osl)
     hit = _real("prefix_hit", prefix_hit, 0.0, 1.0, "a share from 0 to below 1")
@@ -208,7 +247,9 @@ def _price(chip: Chip, price: float | Mapping[str, float] | None) -> tuple[Machi
     """Returns a chip's machine at the price asked for, and what the price is in words."""
     given = price.get(chip.name) if isinstance(price, Mapping) else price
     if given is not None:
-        dollars = _real("price", given, 0.0, math.inf, "US dollars per chip and hour")
+        most = math.nextafter(_MOST_DOLLARS, math.inf)
+        said = f"US dollars per chip and hour, at most {_MOST_DOLLARS:,.0f}"
+        dollars = _real("price", given, 0.0, most, said)
         machine = eqx.tree_at(lambda m: m.price, chip.machine, dollars / HOUR)
         return machine, f"{chip.name} {dollars:g} USD/h as given"
     rent = chip.fields["rent"]

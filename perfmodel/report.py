@@ -134,7 +134,6 @@ def save_frontier(
     """
     base = Path(folder)
     paths = {kind: base / f"frontier.{kind}" for kind in ("nc", "png", "html")}
-    dataset = _labels.with_kernels(dataset)
     save_dataset(dataset, paths["nc"])
     if measured is not None:
         paths["measured"] = base / "measured.nc"

@@ -62,6 +62,11 @@ def _priced(design: Design, dollars: Array) -> Array:
     return jnp.where(design.machine.price > 0.0, dollars, jnp.nan)
 
 
+def _decoding(design: Design, value: Array) -> Array:
+    # One output token comes with the prefill: no step decodes.
+    return jnp.where(design.estimate.osl > 1.0, value, jnp.nan)
+
+
 def _count(name: str, unit: str, long_name: str, read: Callable[[Design], Array]) -> Quantity:
     return Quantity(name, unit, long_name, read, runs=False, whole=True)
 
@@ -74,13 +79,13 @@ QUANTITIES: tuple[Quantity, ...] = (
     _count("replicas", "1", "equal replicas", lambda d: d.plan.replicas),
     _count("chips", "chip", "chips deployed", lambda d: d.estimate.chips),
     Quantity("ttft_s", "s", "time to first token", lambda d: d.estimate.ttft, "lower"),
-    Quantity("tpot_s", "s", "time per output token after the first", lambda d: d.estimate.tpot,
-             "lower"),
+    Quantity("tpot_s", "s", "time per output token after the first",
+             lambda d: _decoding(d, d.estimate.tpot), "lower"),
     Quantity("e2e_s", "s", "request latency, end to end", lambda d: d.estimate.e2e, "lower"),
     Quantity("longest_gap_s", "s", "longest time between two tokens of a request",
-             lambda d: d.estimate.longest_gap, "lower"),
+             lambda d: _decoding(d, d.estimate.longest_gap), "lower"),
     Quantity("tokens_per_second_user", "token/s", "output tokens per second per user (1/TPOT)",
-             lambda d: d.estimate.interactivity, "higher"),
+             lambda d: _decoding(d, d.estimate.interactivity), "higher"),
     Quantity("tokens_per_second_user_e2e", "token/s",
              "output tokens per second per user over the whole request (OSL/E2E)",
              lambda d: d.estimate.interactivity_e2e, "higher"),
@@ -98,18 +103,18 @@ QUANTITIES: tuple[Quantity, ...] = (
     Quantity("chip_power_w", "W", "mean power of one chip", lambda d: d.estimate.chip_power,
              "lower"),
     Quantity("energy_per_output_token_j", "J/token",
-             "energy per output token (its share of busy time)",
+             "energy per output token (decode's share of busy time)",
              lambda d: d.estimate.energy_per_output_token, "lower"),
     Quantity("energy_per_total_token_j", "J/token", "energy per input or output token",
              lambda d: d.estimate.energy_per_total_token, "lower"),
     Quantity("usd_per_million_output_tokens", "USD/1e6 token",
-             "cost of a million output tokens (their share of busy time)",
+             "cost of a million output tokens (decode's share of busy time)",
              lambda d: _priced(d, MILLION * d.estimate.usd_per_output_token), "lower"),
     Quantity("usd_per_million_input_tokens", "USD/1e6 token",
-             "cost of a million input tokens (their share of busy time)",
+             "cost of a million input tokens (prefill's share of busy time)",
              lambda d: _priced(d, MILLION * d.estimate.usd_per_input_token), "lower"),
     Quantity("usd_per_million_total_tokens", "USD/1e6 token",
-             "cost of a million input or output tokens",
+             "cost of a million input or output tokens (undivided)",
              lambda d: _priced(d, MILLION * d.estimate.usd_per_total_token), "lower"),
     Quantity("usd_per_hour", "USD/h", "rent of all chips deployed",
              lambda d: _priced(d, d.machine.price * HOUR * d.estimate.chips), "lower",
@@ -140,6 +145,9 @@ BY_NAME: Mapping[str, Quantity] = {quantity.name: quantity for quantity in QUANT
 AXES = tuple(quantity.name for quantity in QUANTITIES if quantity.better)
 """Names of the numbers that can be an axis of a frontier."""
 
+OF_DECODE = ("tpot_s", "longest_gap_s", "tokens_per_second_user")
+"""Names of the numbers that exist with two or more output tokens only; NaN with one."""
+
 TEXTS = {
     "binding": "what limits the design: a part of its step time, or the constraint it breaks",
     "advice": "the smallest change that helps, where the design is infeasible",
@@ -168,12 +176,13 @@ def binding(values: Mapping[str, np.ndarray]) -> np.ndarray:
     """Returns the names of what limits these designs, as `serving.Estimate.binding`.
 
     The constraint that is missed by most; else the KV cache where requests wait for it; else the
-    largest part of a token's time.
+    largest part of a token's time, or the prefill where no token is decoded.
     """
     margins, parts = np.asarray(values["margins"]), np.asarray(values["parts"])
-    names = np.asarray(BINDING)
+    names = np.asarray([*BINDING, "prefill"])
     waits = np.asarray(values["batch"]) > np.asarray(values["admitted"])
-    busiest = np.where(waits, len(PARTS), np.argmax(parts, axis=-1))
+    largest = np.where(np.isnan(values["tpot_s"]), len(BINDING), np.argmax(parts, axis=-1))
+    busiest = np.where(waits, len(PARTS), largest)
     missed = len(PARTS) + 1 + np.argmin(margins, axis=-1)
     return names[np.where(feasible(values), busiest, missed)]
 

@@ -111,11 +111,16 @@ def test_frontier_writes_and_prints(capsys, tmp_path):
     assert found["points"] and all(point["feasible"] for point in found["points"])
     assert found["chips"][0]["candidate"] == "h100_sxm" and found["version"]
     assert set(found["files"]) == {"nc", "png", "html"}
+    assert found["command"].startswith("perfmodel frontier llama-3.1-8b --chip h100")
 
 
 def test_frontier_without_any_plan_is_3(capsys):
     line = fails(capsys, 3, *SEARCH, "--slo-tpot", "1us")
     assert line.startswith("infeasible: ") and "h100_sxm" in line
+    status, out, _ = run(capsys, *SEARCH, "--slo-tpot", "1us", "--json")
+    found = json.loads(out)
+    assert status == 3 and found["points"] == []
+    assert found["chips"][0]["obstacle"].startswith("tpot limit")
 
 
 def test_chips_and_models(capsys):
@@ -164,6 +169,10 @@ BAD = {
     "not a price": (["frontier", MODEL, "--chip", CHIP, "--price", "h100=x"], "dollars"),
     "two prices for all": (["frontier", MODEL, "--chip", CHIP, "--price", "1", "--price", "2"],
                            "name a chip"),
+    "two prices of a chip": (["frontier", MODEL, "--chip", CHIP, "--price", "h100=1", "--price",
+                              "h100_sxm=2"], "h100_sxm is given more than once"),
+    "price of nothing": (["frontier", MODEL, "--chip", CHIP, "--price", "=2"], "name is needed"),
+    "absurd price": (["estimate", MODEL, CHIP, "--price", "1e6"], "at most 100,000"),
     "no chip": (["frontier", MODEL], "--chip"),
     "unknown axis": (["frontier", MODEL, "--chip", CHIP, "--x", "ttft"], "ttft_s"),
     "unknown option": (["estimate", MODEL, CHIP, "--bach", "2"], "--batch"),
@@ -236,3 +245,11 @@ def test_closed_pipe_is_quiet():
     done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
     os.close(write)
     assert done.returncode == 141 and done.stderr == ""
+
+
+@pytest.mark.parametrize("target", ["> /dev/full", ">&-"])
+def test_output_that_cannot_be_written_is_one_line_and_1(target):
+    command = ["sh", "-c", f'"$0" -m perfmodel models {target}', sys.executable]
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1 and done.stderr.count("\n") == 1
+    assert done.stderr.startswith("error: standard output") and "a bug" not in done.stderr

@@ -134,7 +134,8 @@ def test_prefix_hits_and_chunks() -> None:
     assert warm.ttft_s < cold.ttft_s and warm.attrs["prefix_hit"] == 0.75
     assert warm.output_tokens_per_second_chip > cold.output_tokens_per_second_chip
     assert estimate(tp=8)["chunk"] == 2048
-    assert perfmodel.estimate("llama-3.3-70b", "h100", tp=8, isl=100, osl=10)["chunk"] == 100
+    # A step has room for several short prompts.
+    assert perfmodel.estimate("llama-3.3-70b", "h100", tp=8, isl=100, osl=10)["chunk"] == 2048
 
 
 def test_price() -> None:
@@ -144,6 +145,49 @@ def test_price() -> None:
     unknown = estimate(chip="gb200", tp=8)
     assert math.isnan(unknown.usd_per_million_output_tokens) and unknown.feasible
     assert unknown.attrs["price_assumption"] == "gb200 unknown"
+
+
+MINE = """
+[chip]
+name = "mine"
+family = "hbm_gpu"
+[peak_bf16]
+value = 5e14
+unit = "FLOP/s"
+[memory_capacity]
+value = 9e10
+unit = "B"
+[memory_bandwidth]
+value = 3e12
+unit = "B/s"
+"""
+
+
+def test_a_chip_of_ones_own_says_what_is_not_its_own(tmp_path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(MINE)
+    found = estimate(chip=str(file), tp=8)
+    assert found.attrs["kernel_constants"] == "its family"
+    assert {"tdp", "link_bandwidth", "idle_power"} <= set(found.attrs["assumed"].split(", "))
+    both = perfmodel.frontier(
+        "llama-3.3-70b", [str(file), "h200"], batches=[8], chunks=[2048], **LOAD
+    )
+    assert list(both.candidate_kernels.values) == ["its family", "h100_sxm"]
+    assert both.candidate_assumed.values[0] == found.attrs["assumed"]
+
+
+def test_notes_of_a_model_are_kept() -> None:
+    entry = dataclasses.replace(perfmodel.load_model("llama-3.3-70b"), notes=("one", "two"))
+    assert estimate(entry, tp=8).attrs["notes"] == "one; two"  # pyright: ignore[reportArgumentType]
+    assert "notes" not in estimate(tp=8).attrs
+
+
+def test_one_output_token_has_no_decode_step() -> None:
+    found = estimate(tp=8, osl=1, slo_tpot=1e-6)
+    assert found.feasible and found.binding == "prefill"
+    for name in results.OF_DECODE:
+        assert math.isnan(found[name]), name
+    assert found.e2e_s == pytest.approx(float(found.ttft_s), rel=1e-5)
 
 
 def test_precision_defaults_to_what_the_model_file_asks_for() -> None:

@@ -156,8 +156,11 @@ def test_nothing_fits() -> None:
         frontier(slo_ttft=1e-3)
     with pytest.raises(Infeasible, match="kernel: none for fp8 .*bf16, int8"):
         frontier(chips=["a100"], precisions=["fp8"])
-    with pytest.raises(Infeasible, match="price: unknown"):
+    needs = r"price: unknown, and usd_per_million_output_tokens needs it \(--price gb200=USD\)"
+    with pytest.raises(Infeasible, match=needs) as error:
         frontier(chips=["gb200"], y="usd_per_million_output_tokens")
+    known = error.value.found
+    assert known is not None and known.candidate_points == 0 and known.attrs["x"]
 
 
 def test_a_chip_without_plan_says_why() -> None:
@@ -186,6 +189,9 @@ def test_a_chip_without_plan_says_why() -> None:
         (dict(chunks=[1.5]), "chunks: must be a whole number"),
         (dict(max_chips=0), "max_chips: must be at least 1"),
         (dict(price={"h200": 2.0}), "unknown priced chip 'h200'"),
+        (dict(price={"h100": 2.0, "h100_sxm": 3.0}), "price: h100_sxm is given more than once"),
+        (dict(price=2e5), "price: must be US dollars per chip and hour, at most 100,000"),
+        (dict(osl=1), "x: tokens_per_second_user needs at least 2 output tokens"),
         (dict(batches=range(1, 10**5), chunks=range(1, 900)), "designs are more than"),
         (dict(batches=range(1, 10**7)), "batches: 9,999,999 are more than"),
     ],

@@ -54,6 +54,8 @@ def test_frontier_table_says_what_was_asked_and_what_is_uncertain(data):
     assert f"{data.attrs['evaluated']:,} plans evaluated" in shown
     assert "h100_sxm 2.95" in shown
     assert "MI300X: no kernel measurements of its own" in shown
+    assert "Assumed of every chip: link latency" in shown
+    assert "decode's share of busy time" in shown
 
 
 def test_frontier_table_keeps_both_ends_of_each_front(data):
@@ -83,6 +85,24 @@ def test_estimate_table_adds_up_to_tpot(design):
     parts = [line.split() for line in shown.splitlines() if "█" in line or line.endswith("% ")]
     shares = [int(word[:-1]) for line in parts for word in line if word.endswith("%")]
     assert 97 <= sum(shares) <= 103
+
+
+def test_estimate_table_says_what_is_not_the_chips_own(design):
+    attrs = {"kernel_constants": "its family", "assumed": "idle_power", "notes": "code ignored"}
+    shown = text(report.estimate_table(design[0].assign_attrs(attrs)))
+    assert "H100 SXM: no kernel measurements of its own" in shown
+    assert "Assumed of H100 SXM: idle power" in shown
+    assert "Llama-3.1-8B: code ignored" in shown
+    assert "that the KV pool admits" in shown
+
+
+def test_limits_and_origins_are_on_the_page(data, tmp_path):
+    limited = data.assign_attrs(slo_ttft_s=2.0, slo_tpot_s=0.03, notes="code ignored")
+    assert _labels.setting(limited).endswith("TTFT at most 2 s · TPOT at most 30 ms")
+    report.save_html(limited, tmp_path / "x.html")
+    page = (tmp_path / "x.html").read_text("utf-8")
+    for words in ("TPOT at most 30 ms", "Assumed of every chip", "Llama-3.1-8B: code ignored"):
+        assert words in page
 
 
 def test_operators_table_shows_both_steps(design):

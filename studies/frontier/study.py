@@ -25,6 +25,7 @@ def run(out: Path) -> "xr.Dataset":
         model = perfmodel.load_model(MODEL)
         chips = [perfmodel.load_chip(name) for name in CHIPS]
         found = perfmodel.frontier(model, chips, isl=ISL, osl=OSL, max_chips=MAX_CHIPS)
+        found = found.assign_attrs(command="perfmodel study frontier")
         report.save_frontier(found, out, drawing=drawing)
     return found
 
