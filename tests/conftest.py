@@ -6,3 +6,9 @@ import os
 # gets.
 os.environ.pop("COLUMNS", None)
 os.environ.pop("LINES", None)
+
+import hypothesis  # noqa: E402
+
+# The same examples in every run: a check that fails must fail again.
+hypothesis.settings.register_profile("steady", derandomize=True)
+hypothesis.settings.load_profile("steady")
