@@ -100,23 +100,20 @@ def machine(fields: Mapping[str, Real], constants: Mapping[str, Real]) -> Machin
     zero, one, two = as_real(0.0), as_real(1.0), as_real(2.0)
     link_energy = _per(link_power, fields["link_bandwidth"])
 
-    def kernels(name: str) -> Array:
-        return _vector([constants[f"kernels.{kind}.{name}"] for kind in KERNELS])
+    energy = _vector([_per(compute_power, peak) for peak in peaks])
+
+    def kernels(group: str) -> Kernels:
+        names = ("efficiency", "stream", "floor", "split_latency", "quantise")
+        found = {n: _vector([constants[f"{group}.{k}.{n}"] for k in KERNELS]) for n in names}
+        return Kernels(peak=_vector(peaks), energy=energy, **found)
 
     def part(group: str) -> dict[str, Real]:
         prefix = group + "."
         return {k.removeprefix(prefix): v for k, v in constants.items() if k.startswith(prefix)}
 
     return Machine(
-        kernels=Kernels(
-            peak=_vector(peaks),
-            efficiency=kernels("efficiency"),
-            stream=kernels("stream"),
-            floor=kernels("floor"),
-            split_latency=kernels("split_latency"),
-            quantise=kernels("quantise"),
-            energy=_vector([_per(compute_power, peak) for peak in peaks]),
-        ),
+        kernels=kernels("kernels"),
+        experts=kernels("kernels"),
         compute=Compute(
             units=fields["units"],
             vector_peak=fields["peak_vector"],

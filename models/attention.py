@@ -1,22 +1,55 @@
 """Multi-head, multi-query and grouped-query attention: operators, parameters and cache.
 
 One kind covers all three: `kv_heads` equal to `heads`, one, or between. Weights: q, k, v fused
-into one product (columns (H + 2K)·d), the output product back to the hidden width.
+into one product (columns (H + 2K)·d), the output product back to the hidden width. A layer may
+see all keys before a token, the last `window` of them, or those of its own chunk of `window`.
 """
+
+from typing import Literal
 
 import equinox as eqx
 
 from perfmodel.formats import Precision
 from perfmodel.operators import Attention, Collective, Matmul, Operators, Vector
-from perfmodel.relax import Real, divide
-from perfmodel.step import Shard, Step
+from perfmodel.relax import Real, divide, floor, maximum, minimum
+from perfmodel.step import Chunk, Shard, Step, causal_pairs
+
+Span = Literal["full", "window", "chunk"]
+
+
+def window_pairs(new: Real, cached: Real, window: Real) -> Real:
+    """Returns the pairs of `new` queries after `cached` keys that see at most `window` keys.
+
+    The first queries still see everything, a triangle; the others `window` keys each.
+
+    >>> window_pairs(5, 2, 4)  # 3 + 4 + 4 + 4 + 4
+    19
+    """
+    growing = minimum(maximum(window - cached, 0), new)
+    return causal_pairs(growing, cached) + (new - growing) * window
+
+
+def chunk_pairs(new: Real, cached: Real, chunk: Real) -> Real:
+    """Returns the pairs of `new` queries after `cached` keys that see keys of their own chunk.
+
+    >>> chunk_pairs(5, 2, 4)  # 3 + 4, then 1 + 2 + 3
+    13
+    """
+
+    def before(tokens: Real) -> Real:
+        whole = floor(divide(tokens, chunk))
+        rest = tokens - whole * chunk
+        return whole * divide(chunk * (chunk + 1), 2) + divide(rest * (rest + 1), 2)
+
+    return before(cached + new) - before(cached)
 
 
 class GroupedQueryAttention(eqx.Module):
     """Self-attention with `heads` query heads over `kv_heads` key-value heads of `head_dim`.
 
     Flags are numbers, 0 or 1, so that models that differ in them share one program:
-    `qkv_bias`, `output_bias`, `qk_norm` (a norm of each head's query and key).
+    `qkv_bias`, `output_bias`, `qk_norm` (a norm of each head's query and key), `sinks` (a learned
+    logit per head that keys compete with). `span` is static; `window` is its number of keys.
     """
 
     heads: Real
@@ -25,40 +58,91 @@ class GroupedQueryAttention(eqx.Module):
     qkv_bias: Real = 0
     output_bias: Real = 0
     qk_norm: Real = 0
+    sinks: Real = 0
+    window: Real | None = None
+    span: Span = eqx.field(static=True, default="full")
 
     def matrices(self, hidden: Real) -> Real:
         """Returns the elements of the weight matrices."""
         width = (2 * self.heads + 2 * self.kv_heads) * self.head_dim
         return hidden * width
 
+    def active_matrices(self, hidden: Real) -> Real:
+        """Returns the elements of the weight matrices that one token is multiplied by."""
+        return self.matrices(hidden)
+
     def vectors(self, hidden: Real) -> Real:
-        """Returns the elements of biases and norms."""
+        """Returns the elements of biases, norms and sinks."""
         qkv = (self.heads + 2 * self.kv_heads) * self.head_dim
-        return self.qkv_bias * qkv + self.output_bias * hidden + self.qk_norm * 2 * self.head_dim
+        norms = self.qk_norm * 2 * self.head_dim + self.sinks * self.heads
+        return self.qkv_bias * qkv + self.output_bias * hidden + norms
 
     def weight_bytes(self, hidden: Real, precision: Precision, shard: Shard) -> Real:
         """Returns bytes of weights on one rank [B]; kv heads are replicated past their number."""
-        heads = divide(self.heads, shard.ranks)
-        columns = (heads + 2 * shard.kv_heads(self.kv_heads)) * self.head_dim
+        heads = divide(self.heads, shard.attention_ranks)
+        columns = (heads + 2 * self._kv_columns(shard)) * self.head_dim
         elements = hidden * (columns + heads * self.head_dim)
         scales = (columns + hidden) * precision.column_bytes
         return elements * precision.weight_bytes + scales + 2 * self.vectors(hidden)
 
+    def _kv_columns(self, shard: Shard) -> Real:
+        """Returns kv heads that one rank projects; context ranks project them as without."""
+        ranks = shard.attention_ranks * shard.kv_shards
+        return maximum(divide(self.kv_heads, ranks), 1) * shard.kv_shards
+
     def cache_bytes_per_token(self, precision: Precision, shard: Shard) -> Real:
-        """Returns bytes of keys and values that one rank holds per token [B]."""
-        return 2 * shard.kv_heads(self.kv_heads) * self.head_dim * precision.kv_bytes
+        """Returns bytes of keys and values of one cached token that one rank holds [B]."""
+        return shard.keys(2 * shard.kv_heads(self.kv_heads) * self.head_dim * precision.kv_bytes)
+
+    def cached_tokens(self, tokens: Real) -> Real:
+        """Returns how many of a sequence's tokens are kept in the cache."""
+        return tokens if self.window is None else minimum(tokens, self.window)
 
     def activation_width(self, shard: Shard) -> Real:
         """Returns the widest intermediate result per token on one rank [elements]."""
-        return (divide(self.heads, shard.ranks) + 2 * shard.kv_heads(self.kv_heads)) * self.head_dim
+        heads = divide(self.heads, shard.attention_ranks)
+        return (heads + 2 * shard.kv_heads(self.kv_heads)) * self.head_dim
+
+    def parts(self, shard: Shard) -> tuple[Real, ...]:
+        """Returns the quotients that must be whole numbers for a plan to cut this layer."""
+        ranks = shard.attention_ranks
+        ratio = divide(self.kv_heads, ranks)
+        whole = [divide(self.heads, ranks), maximum(ratio, 1 / ratio)]
+        if shard.attention_groups is not None:
+            whole.append(ranks)
+        if shard.context_ranks is not None:
+            # Keys are spread over the ranks that would otherwise hold copies of a head, or more.
+            whole.append(divide(ranks, shard.context_ranks))
+        return tuple(whole)
+
+    def decode_keys(self, context: Real) -> Real:
+        """Returns the keys that a token with `context` keys before it, itself included, sees."""
+        if self.window is None:
+            return context
+        if self.span == "window":
+            return minimum(context, self.window)
+        past = context - 1
+        return past - floor(divide(past, self.window)) * self.window + 1
+
+    def chunk_keys(self, chunk: Chunk) -> tuple[Real, Real]:
+        """Returns (query, key) pairs and keys read of one prompt's part."""
+        if self.window is None:
+            return chunk.pairs, chunk.keys
+        count = window_pairs if self.span == "window" else chunk_pairs
+        pairs = count(chunk.new, chunk.cached, self.window) * chunk.share
+        return pairs, minimum(chunk.keys, self.window + chunk.queries)
 
     def operators(self, hidden: Real, step: Step, shard: Shard, precision: Precision) -> Operators:
         """Returns the operators of one layer on one rank."""
         group = f"{step.phase}/attention"
-        heads = divide(self.heads, shard.ranks)
+        ranks = shard.attention_ranks
+        heads = divide(self.heads, ranks)
         kv_heads = shard.kv_heads(self.kv_heads)
-        columns = (heads + 2 * kv_heads) * self.head_dim
+        columns = (heads + 2 * self._kv_columns(shard)) * self.head_dim
         rows = step.rows
+        context = self.decode_keys(step.context)
+        # Spread keys are asked by the queries of all ranks that share them.
+        asked = heads if shard.context_ranks is None else heads * shard.context_ranks
         ops: list = [
             Matmul(
                 "qkv_projection", group, rows, columns, hidden,
@@ -71,38 +155,42 @@ class GroupedQueryAttention(eqx.Module):
             ),
             Attention(
                 "decode_attention", group, "decode",
-                sequences=step.sequences, queries=step.queries, keys=step.context,
-                pairs=step.queries * step.context, heads=heads, kv_heads=kv_heads,
+                sequences=step.sequences, queries=step.queries, keys=shard.keys(context),
+                pairs=step.queries * shard.keys(context), heads=asked, kv_heads=kv_heads,
                 qk_width=self.head_dim, v_width=self.head_dim, kv_bytes=precision.kv_bytes,
                 narrow=precision.narrow_attention,
             ),
         ]  # fmt: skip
         if step.chunk is not None:
+            pairs, keys = self.chunk_keys(step.chunk)
             ops.append(
                 Attention(
-                    "chunk_attention",
-                    group,
-                    "prefill",
-                    sequences=step.chunk.prompts,
-                    queries=divide(step.chunk.tokens, step.chunk.prompts),
-                    keys=step.chunk.keys,
-                    pairs=step.chunk.pairs,
-                    heads=heads,
-                    kv_heads=kv_heads,
-                    qk_width=self.head_dim,
-                    v_width=self.head_dim,
-                    kv_bytes=precision.kv_bytes,
-                    narrow=precision.narrow_attention,
-                )  # fmt: skip
-            )
+                    "chunk_attention", group, "prefill",
+                    sequences=step.chunk.prompts, queries=step.chunk.queries,
+                    keys=shard.keys(keys), pairs=shard.keys(pairs), heads=asked,
+                    kv_heads=kv_heads, qk_width=self.head_dim, v_width=self.head_dim,
+                    kv_bytes=precision.kv_bytes, narrow=precision.narrow_attention,
+                )
+            )  # fmt: skip
+        if shard.context_ranks is not None:
+            # Queries to all ranks of a sequence; partial results, with their two running sums
+            # per head, back to the ranks that own the heads.
+            asking = asked * self.head_dim
+            ops += [
+                Collective(
+                    "query_all_gather", group, "all_gather", rows, asking, shard.context_ranks
+                ),
+                Collective(
+                    "partial_reduce_scatter", group, "reduce_scatter", rows, asking + 2 * asked,
+                    shard.context_ranks,
+                ),
+            ]  # fmt: skip
         ops += [
             Matmul(
                 "output_projection", group, rows, hidden, heads * self.head_dim,
                 precision.weight_bytes, precision.activation_bytes, precision.kernel,
                 precision.column_bytes,
             ),
-            Collective(
-                "attention_all_reduce", group, "all_reduce", rows, hidden, shard.ranks
-            ),
+            Collective("attention_all_reduce", group, "all_reduce", rows, hidden, ranks),
         ]  # fmt: skip
         return tuple(ops)

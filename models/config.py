@@ -207,24 +207,22 @@ def parse_config(config: Mapping[str, Any], where: str = "config.json") -> Model
     head_dim = _head_dim(config, arch, hidden, heads, where)
     _check_fixed(config, kind, arch, dict(zip(_WIDTHS, (hidden, head_dim), strict=True)), where)
 
-    block = Block(
-        layers,
-        GroupedQueryAttention(
-            heads=heads,
-            kv_heads=_kv_heads(config, arch, heads, where),
-            head_dim=head_dim,
-            qkv_bias=_flag(config, arch.qkv_bias, where),
-            output_bias=_flag(config, arch.output_bias, where),
-            qk_norm=arch.qk_norm,
-        ),
-        Mlp(intermediate, gates=arch.gates, bias=_flag(config, arch.mlp_bias, where)),
+    attention = GroupedQueryAttention(
+        heads=heads,
+        kv_heads=_kv_heads(config, arch, heads, where),
+        head_dim=head_dim,
+        qkv_bias=_flag(config, arch.qkv_bias, where),
+        output_bias=_flag(config, arch.output_bias, where),
+        qk_norm=arch.qk_norm,
     )
+    mlp = Mlp(intermediate, gates=arch.gates, bias=_flag(config, arch.mlp_bias, where))
     return Model(
         hidden=hidden,
         vocabulary=vocabulary,
         tied=int(switch(config, "tie_word_embeddings", where, arch.tied)),
         max_context=context,
-        blocks=(block,),
+        layers=layers,
+        blocks=(Block(layers, attention), Block(layers, mlp)),
         norm_vectors=arch.norm_vectors,
         positions=0 if arch.positions is None else context + arch.positions,
     )

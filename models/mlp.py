@@ -1,11 +1,50 @@
-"""Dense feed-forward layers, gated (three matrices) or plain (two)."""
+"""Feed-forward layers: dense ones, gated (three matrices) or plain (two), and mixtures of experts."""
+
+import math
 
 import equinox as eqx
+import jax.numpy as jnp
 
 from perfmodel.formats import Precision
 from perfmodel.operators import Collective, Matmul, Operators, Vector
-from perfmodel.relax import Real, divide
+from perfmodel.relax import Real, as_real, divide, inverse, minimum
 from perfmodel.step import Shard, Step
+
+ROUTING_SKEW = 0.8
+"""Largest of n normal deviations over the asymptote √(2 ln n): 0.70 at n = 8, 0.81 at 64.
+Source: expected largest of n standard normals, 1.424 at n = 8, 2.343 at n = 64 (order statistics).
+"""
+
+_KINK = 0.01
+
+
+def gather_rows(name: str, group: str, step: Step, hidden: Real, shard: Shard) -> Operators:
+    """Returns what brings the tokens of all attention groups to every rank; nothing for one."""
+    if shard.attention_groups is None:
+        return ()
+    several = minimum(shard.attention_groups - 1, 1)
+    return (
+        Collective(
+            f"{name}_all_gather", group, "all_gather", step.all_rows, hidden, shard.ranks,
+            count=several,
+        ),
+    )  # fmt: skip
+
+
+def reduce_rows(name: str, group: str, step: Step, hidden: Real, shard: Shard) -> Operators:
+    """Returns what sums the ranks' partial results: to all ranks, or each to its own group."""
+    rows = step.all_rows
+    reduce = Collective(f"{name}_all_reduce", group, "all_reduce", rows, hidden, shard.ranks)
+    if shard.attention_groups is None:
+        return (reduce,)
+    several = minimum(shard.attention_groups - 1, 1)
+    return (
+        eqx.tree_at(lambda op: op.count, reduce, 1 - several),
+        Collective(
+            f"{name}_reduce_scatter", group, "reduce_scatter", rows, hidden, shard.ranks,
+            count=several,
+        ),
+    )  # fmt: skip
 
 
 class Mlp(eqx.Module):
@@ -22,6 +61,10 @@ class Mlp(eqx.Module):
         """Returns the elements of the weight matrices."""
         return (self.gates + 1) * hidden * self.intermediate
 
+    def active_matrices(self, hidden: Real) -> Real:
+        """Returns the elements of the weight matrices that one token is multiplied by."""
+        return self.matrices(hidden)
+
     def vectors(self, hidden: Real) -> Real:
         """Returns the elements of biases."""
         return self.bias * (self.gates * self.intermediate + hidden)
@@ -37,26 +80,224 @@ class Mlp(eqx.Module):
         """Returns the widest intermediate result per token on one rank [elements]."""
         return self.gates * divide(self.intermediate, shard.ranks)
 
-    def operators(self, hidden: Real, step: Step, shard: Shard, precision: Precision) -> Operators:
-        """Returns the operators of one layer on one rank."""
+    def parts(self, shard: Shard) -> tuple[Real, ...]:
+        """Returns the quotients that must be whole numbers for a plan to cut this layer."""
+        return (divide(self.intermediate, shard.ranks),)
+
+    def products(
+        self, prefix: str, hidden: Real, step: Step, shard: Shard, precision: Precision
+    ) -> Operators:
+        """Returns the operators of one layer on one rank, without the links."""
         group = f"{step.phase}/ffn"
         inner = divide(self.intermediate, shard.ranks)
-        rows = step.rows
+        rows = step.all_rows
         return (
             Matmul(
-                "up_projection", group, rows, self.gates * inner, hidden,
+                f"{prefix}up_projection", group, rows, self.gates * inner, hidden,
                 precision.weight_bytes, precision.activation_bytes, precision.kernel,
                 precision.column_bytes,
             ),
             Vector(
-                "activation", group, rows, self.gates * inner, inner, 8 * inner,
+                f"{prefix}activation", group, rows, self.gates * inner, inner, 8 * inner,
             ),
             Matmul(
-                "down_projection", group, rows, hidden, inner,
+                f"{prefix}down_projection", group, rows, hidden, inner,
                 precision.weight_bytes, precision.activation_bytes, precision.kernel,
                 precision.column_bytes,
             ),
-            Collective(
-                "ffn_all_reduce", group, "all_reduce", rows, hidden, shard.ranks
-            ),
         )  # fmt: skip
+
+    def operators(self, hidden: Real, step: Step, shard: Shard, precision: Precision) -> Operators:
+        """Returns the operators of one layer on one rank."""
+        group = f"{step.phase}/ffn"
+        return (
+            *gather_rows("ffn", group, step, hidden, shard),
+            *self.products("", hidden, step, shard, precision),
+            *reduce_rows("ffn", group, step, hidden, shard),
+        )
+
+
+def distinct_experts(experts: Real, top_k: Real, tokens: Real) -> Real:
+    """Returns how many of `experts` at least one of `tokens` is routed to, on average.
+
+    E·(1 − (1 − k/E)^T): each token leaves a given expert alone with probability 1 − k/E, whatever
+    the others do. Exact for routing that is even over experts and independent over tokens.
+
+    >>> round(float(distinct_experts(8, 2, 4)), 4)   # 8·(1 − 0.75⁴)
+    5.4688
+    """
+    missed = jnp.exp(tokens * jnp.log1p(-as_real(top_k) * inverse(as_real(experts) + 1e-6)))
+    return experts * (1.0 - missed)
+
+
+def busiest_share(ranks: Real, assignments: Real) -> Real:
+    """Returns the load of the busiest of `ranks` over the mean, for evenly random routing.
+
+    `assignments` (tokens × top-k) fall on ranks at random: about N(μ, μ) with μ = assignments/n, so
+    the busiest has μ + c·√(2 ln n)·√μ, and never more than all of them. Exactly 1 for one rank.
+    """
+    ranks = as_real(ranks)
+    mean = as_real(assignments) * inverse(ranks)
+    # The small constant keeps the slope finite at one rank.
+    spread = jnp.sqrt(2.0 * jnp.log(ranks) + _KINK) - math.sqrt(_KINK)
+    skew = 1.0 + ROUTING_SKEW * spread * inverse(jnp.sqrt(mean))
+    return minimum(skew, ranks)
+
+
+class MixtureOfExperts(eqx.Module):
+    """`experts` feed-forward layers of which each token takes `top_k`, beside a `shared` one.
+
+    Work follows the chosen experts, memory all of them, weight traffic those that at least one
+    token of the step chose. Flags are numbers, 0 or 1: `bias` of the experts, `router_bias`,
+    `shared_gate` (a product of width 1 that weighs the shared layer). Routing in groups changes
+    which experts are chosen, not how many.
+    """
+
+    experts: Real
+    top_k: Real
+    intermediate: Real
+    gates: Real = 2
+    bias: Real = 0
+    router_bias: Real = 0
+    shared: Mlp | None = None
+    shared_gate: Real = 0
+
+    def _expert(self, hidden: Real) -> Real:
+        return (self.gates + 1) * hidden * self.intermediate
+
+    def matrices(self, hidden: Real) -> Real:
+        """Returns the elements of the weight matrices, router included."""
+        shared = 0 if self.shared is None else self.shared.matrices(hidden)
+        router = hidden * (self.experts + self.shared_gate)
+        return self.experts * self._expert(hidden) + router + shared
+
+    def active_matrices(self, hidden: Real) -> Real:
+        """Returns the elements of the weight matrices that one token is multiplied by."""
+        shared = 0 if self.shared is None else self.shared.matrices(hidden)
+        router = hidden * (self.experts + self.shared_gate)
+        return self.top_k * self._expert(hidden) + router + shared
+
+    def vectors(self, hidden: Real) -> Real:
+        """Returns the elements of biases."""
+        shared = 0 if self.shared is None else self.shared.vectors(hidden)
+        each = self.bias * (self.gates * self.intermediate + hidden)
+        return self.experts * each + self.router_bias * self.experts + shared
+
+    def _cut(self, shard: Shard) -> tuple[Real, Real]:
+        """Returns the experts that one rank holds, and the width that it holds of each."""
+        spread = 1 if shard.expert_ranks is None else shard.expert_ranks
+        experts = divide(self.experts, spread)
+        return experts, divide(self.intermediate * spread, shard.ranks)
+
+    def weight_bytes(self, hidden: Real, precision: Precision, shard: Shard) -> Real:
+        """Returns bytes of weights on one rank [B]; the router stays in 16 bits, on every rank."""
+        experts, inner = self._cut(shard)
+        elements = (self.gates + 1) * hidden * inner
+        scales = (self.gates * inner + hidden) * precision.expert_column_bytes
+        biases = 2 * self.bias * (self.gates * inner + hidden)
+        router = 2 * (hidden * (self.experts + self.shared_gate) + self.router_bias * self.experts)
+        shared = 0
+        if self.shared is not None:
+            shared = self.shared.weight_bytes(hidden, precision, shard)
+        each = elements * precision.expert_weight_bytes + scales + biases
+        return experts * each + router + shared
+
+    def activation_width(self, shard: Shard) -> Real:
+        """Returns the widest intermediate result per token on one rank [elements].
+
+        A token's rows of all its chosen experts are alive together.
+        """
+        return divide(self.gates * self.intermediate * self.top_k, shard.ranks)
+
+    def parts(self, shard: Shard) -> tuple[Real, ...]:
+        """Returns the quotients that must be whole numbers for a plan to cut this layer."""
+        experts, inner = self._cut(shard)
+        shared = () if self.shared is None else self.shared.parts(shard)
+        if shard.expert_ranks is None:
+            return (inner, *shared)
+        return (inner, experts, divide(shard.ranks, shard.expert_ranks), *shared)
+
+    def operators(self, hidden: Real, step: Step, shard: Shard, precision: Precision) -> Operators:
+        """Returns the operators of one layer on one rank."""
+        group = f"{step.phase}/ffn"
+        rows = step.all_rows
+        experts, inner = self._cut(shard)
+        spread = 1 if shard.expert_ranks is None else shard.expert_ranks
+        share = divide(experts, self.experts)
+        touched = distinct_experts(self.experts, self.top_k, rows) * share
+        # The rank with the most tokens keeps the others waiting.
+        assigned = rows * self.top_k
+        busiest = 1 if shard.expert_ranks is None else busiest_share(spread, assigned)
+        local = assigned * share * busiest
+        each = local * inverse(touched)
+        weights = (
+            precision.expert_weight_bytes, precision.expert_activation_bytes,
+            precision.expert_kernel, precision.expert_column_bytes, touched,
+        )  # fmt: skip
+        # Every rank routes all tokens that it holds: those of its own attention group.
+        own = step.rows
+        ops: list = [
+            Matmul(
+                "router", group, own, self.experts, hidden, 2, 2, precision.head_kernel,
+            ),
+            # Softmax or sigmoid, the choice of k, and sorting tokens by expert.
+            Vector(
+                "routing", group, own, 2 * self.experts, 2 * self.top_k, 8 * self.experts,
+                element_bytes=4, launches=2,
+            ),
+            *self._dispatch(group, step, hidden, shard),
+            Matmul(
+                "expert_up_projection", group, each, self.gates * inner, hidden, *weights,
+                experts=True,
+            ),
+            Vector(
+                "expert_activation", group, local, self.gates * inner, inner, 8 * inner,
+            ),
+            Matmul(
+                "expert_down_projection", group, each, hidden, inner, *weights, experts=True,
+            ),
+            # The weighted sum over a token's experts.
+            Vector(
+                "expert_sum", group, local, hidden, divide(hidden, self.top_k), 2 * hidden,
+            ),
+        ]  # fmt: skip
+        if self.shared is not None:
+            ops += self.shared.products("shared_", hidden, step, shard, precision)
+        ops += self._combine(group, step, hidden, shard)
+        return tuple(ops)
+
+    def _moved(self, step: Step, shard: Shard) -> Real:
+        """Returns the rows that an exchange hands to each rank, from all others.
+
+        Each token goes to the ranks of its experts, at most to all: as all-to-all kernels do, or,
+        where that is less, as an all-gather.
+        """
+        if shard.expert_ranks is None:
+            return step.all_rows
+        return step.all_rows * minimum(self.top_k * inverse(shard.expert_ranks), 1.0)
+
+    def _dispatch(self, group: str, step: Step, hidden: Real, shard: Shard) -> Operators:
+        if shard.attention_groups is None:
+            return ()
+        several = minimum(shard.attention_groups - 1, 1)
+        rows = self._moved(step, shard)
+        return (
+            Collective(
+                "expert_dispatch", group, "all_to_all", rows, hidden, shard.ranks, count=several
+            ),
+        )
+
+    def _combine(self, group: str, step: Step, hidden: Real, shard: Shard) -> Operators:
+        reduce = Collective(
+            "ffn_all_reduce", group, "all_reduce", step.all_rows, hidden, shard.ranks
+        )
+        if shard.attention_groups is None:
+            return (reduce,)
+        several = minimum(shard.attention_groups - 1, 1)
+        rows = self._moved(step, shard)
+        return (
+            eqx.tree_at(lambda op: op.count, reduce, 1 - several),
+            Collective(
+                "expert_combine", group, "all_to_all", rows, hidden, shard.ranks, count=several
+            ),
+        )

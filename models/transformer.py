@@ -1,6 +1,6 @@
-"""A decoder: blocks of a mixer and a feed-forward layer between an embedding and a head.
+"""A decoder: blocks of equal sublayers between an embedding and an output head.
 
-Only the structure (which kinds of layer, in which order) is static. Widths, counts and flags are
+Only the structure (which kinds of sublayer there are) is static. Widths, counts and flags are
 numbers, exact Python integers as loaded and arrays once traced, so that all dense models share
 one compiled program.
 """
@@ -9,40 +9,72 @@ import equinox as eqx
 
 from perfmodel.formats import Precision
 from perfmodel.models.attention import GroupedQueryAttention
-from perfmodel.models.mlp import Mlp
+from perfmodel.models.mlp import MixtureOfExperts, Mlp
 from perfmodel.operators import Collective, Matmul, Operators, Vector
 from perfmodel.relax import Real, divide, maximum
 from perfmodel.step import Shard, Step
 
+Body = GroupedQueryAttention | Mlp | MixtureOfExperts
+
 
 class Block(eqx.Module):
-    """`count` equal layers; each is norm, mixer, residual, norm, feed-forward, residual."""
+    """`count` equal sublayers, wherever in the network: norm, body, residual.
+
+    A layer of a plain transformer is two sublayers. Their order changes no count, so sublayers
+    alike are one block: a network of 80 layers is 80 × attention and 80 × feed-forward.
+    """
 
     count: Real
-    mixer: GroupedQueryAttention
-    ffn: Mlp
+    body: Body
 
 
 class Model(eqx.Module):
     """A decoder-only network.
 
-    Fields: `tied` is 1 where the output head reuses the embedding; `norm_vectors` is 1 for
-    RMSNorm (a weight), 2 for LayerNorm (weight and bias); `positions` counts learned position
-    embeddings; `max_context` is the longest context the configuration allows.
+    Fields: `tied` is 1 where the output head reuses the embedding; `layers`, as the publisher
+    counts them; `norm_vectors` is 1 for RMSNorm (a weight), 2 for LayerNorm (weight and bias);
+    `norms` of a sublayer (2 where its result is normalised too); `positions` counts learned
+    position embeddings; `max_context` is the longest context the configuration allows.
     """
 
     hidden: Real
     vocabulary: Real
     tied: Real
     max_context: Real
+    layers: Real
     blocks: tuple[Block, ...]
     norm_vectors: Real = 1
+    norms: Real = 1
     positions: Real = 0
 
     @property
-    def layers(self) -> Real:
-        """Number of layers."""
+    def sublayers(self) -> Real:
+        """Number of sublayers."""
         return sum(block.count for block in self.blocks)
+
+    @property
+    def attention(self) -> tuple[Block, ...]:
+        """Blocks of attention."""
+        return tuple(b for b in self.blocks if isinstance(b.body, GroupedQueryAttention))
+
+    @property
+    def feed_forward(self) -> tuple[Block, ...]:
+        """Blocks of feed-forward layers, mixtures of experts among them."""
+        return tuple(b for b in self.blocks if not isinstance(b.body, GroupedQueryAttention))
+
+    @property
+    def is_mixture(self) -> bool:
+        """Whether any feed-forward layer is a mixture of experts."""
+        return any(isinstance(block.body, MixtureOfExperts) for block in self.blocks)
+
+
+def _norms(model: Model) -> Real:
+    """Returns the elements of all norms but the last."""
+    return model.sublayers * model.norms * model.norm_vectors * model.hidden
+
+
+def _tables(model: Model) -> Real:
+    return (2 - model.tied) * model.vocabulary * model.hidden
 
 
 def parameters(model: Model) -> Real:
@@ -52,41 +84,53 @@ def parameters(model: Model) -> Real:
     = 68,976,648,192.
     """
     h = model.hidden
-    norm = model.norm_vectors * h
-    layers = sum(
-        block.count
-        * (sum(part.matrices(h) + part.vectors(h) for part in (block.mixer, block.ffn)) + 2 * norm)
-        for block in model.blocks
-    )
-    embeddings = (2 - model.tied) * model.vocabulary * model.hidden
-    return layers + embeddings + model.positions * model.hidden + norm
+    bodies = sum(b.count * (b.body.matrices(h) + b.body.vectors(h)) for b in model.blocks)
+    last = model.norm_vectors * h
+    return bodies + _norms(model) + _tables(model) + model.positions * h + last
+
+
+def active_parameters(model: Model) -> Real:
+    """Returns the parameters that one token is multiplied by, embeddings counted as above.
+
+    Of a mixture of experts, the chosen ones: for a dense network all of them.
+    """
+    h = model.hidden
+    spared = sum(b.count * (b.body.matrices(h) - b.body.active_matrices(h)) for b in model.blocks)
+    return parameters(model) - spared
 
 
 def weight_bytes(model: Model, precision: Precision, shard: Shard | None = None) -> Real:
     """Returns bytes of weights on one rank [B]; embeddings, norms and biases stay in 16 bits."""
     cut = Shard() if shard is None else shard
     h = model.hidden
-    norm = 2 * model.norm_vectors * h
-    layers = sum(
-        block.count
-        * (
-            sum(part.weight_bytes(h, precision, cut) for part in (block.mixer, block.ffn))
-            + 2 * norm
-        )
-        for block in model.blocks
-    )
+    bodies = sum(b.count * b.body.weight_bytes(h, precision, cut) for b in model.blocks)
     table = model.vocabulary * model.hidden * precision.head_bytes
     embeddings = divide((2 - model.tied) * table, cut.ranks)
-    return layers + embeddings + 2 * model.positions * model.hidden + norm
+    rest = _norms(model) + model.positions * h + model.norm_vectors * h
+    return bodies + embeddings + 2 * rest
 
 
 def kv_bytes_per_token(model: Model, precision: Precision, shard: Shard | None = None) -> Real:
-    """Returns bytes of KV cache per token on one rank [B], over all layers.
+    """Returns bytes of KV cache that one more token takes on one rank [B], over all layers.
 
+    Within every window; past a window its layers keep no more (see `kv_bytes`).
     Llama-3.3-70B in bf16: 2 · 80 layers · 8 kv heads · 128 · 2 B = 327,680 B.
     """
     cut = Shard() if shard is None else shard
-    return sum(b.count * b.mixer.cache_bytes_per_token(precision, cut) for b in model.blocks)
+    return sum(b.count * b.body.cache_bytes_per_token(precision, cut) for b in model.attention)
+
+
+def kv_bytes(model: Model, precision: Precision, tokens: Real, shard: Shard | None = None) -> Real:
+    """Returns bytes of KV cache of one sequence of `tokens` on one rank [B], over all layers.
+
+    gpt-oss-120b with an fp8 cache, 65,536 tokens: 18 layers keep all, 18 the last 128, at 1,024 B:
+    1,210,318,848 B.
+    """
+    cut = Shard() if shard is None else shard
+    return sum(
+        b.count * (b.body.cache_bytes_per_token(precision, cut) * b.body.cached_tokens(tokens))
+        for b in model.attention
+    )
 
 
 def activation_bytes(model: Model, step: Step, shard: Shard) -> Real:
@@ -95,42 +139,48 @@ def activation_bytes(model: Model, step: Step, shard: Shard) -> Real:
     Residual stream and its normalised copy, the widest projection (16 bits each), and the
     logits in 32 bits.
     """
+    rows, all_rows = step.rows, step.all_rows
     widest: Real = 0
-    for block in model.blocks:
-        widest = maximum(widest, block.mixer.activation_width(shard))
-        widest = maximum(widest, block.ffn.activation_width(shard))
+    for block in model.attention:
+        widest = maximum(widest, rows * block.body.activation_width(shard))
+    for block in model.feed_forward:
+        widest = maximum(widest, all_rows * block.body.activation_width(shard))
     logits = 4 * step.logits * model.vocabulary
-    return 2 * step.rows * (2 * model.hidden + widest) + logits
+    return 2 * (2 * model.hidden * all_rows + widest) + logits
 
 
 def block_operators(
     model: Model, block: Block, step: Step, shard: Shard, precision: Precision
 ) -> Operators:
-    """Returns the operators of one layer of a block in one step on one rank."""
+    """Returns the operators of one sublayer of a block on one rank, without its norm."""
+    return block.body.operators(model.hidden, step, shard, precision)
+
+
+def norm_operators(model: Model, step: Step) -> Operators:
+    """Returns the norms and residuals of all sublayers in one step."""
     h = model.hidden
-    norm = Vector(
-        "residual_and_norm", f"{step.phase}/rest", step.rows, 2 * h, 2 * h, 5 * h, count=2
-    )
     return (
-        norm,
-        *block.mixer.operators(h, step, shard, precision),
-        *block.ffn.operators(h, step, shard, precision),
-    )
+        Vector(
+            "residual_and_norm", f"{step.phase}/rest", step.rows, 2 * h, 2 * h, 5 * h,
+            count=model.sublayers * model.norms,
+        ),
+    )  # fmt: skip
 
 
 def layer_operators(model: Model, step: Step, shard: Shard, precision: Precision) -> Operators:
     """Returns the operators of all layers in one step on one rank; equal layers are one row."""
-    return tuple(
+    bodies = (
         eqx.tree_at(lambda o: o.count, op, op.count * block.count)
         for block in model.blocks
         for op in block_operators(model, block, step, shard, precision)
     )
+    return (*norm_operators(model, step), *bodies)
 
 
 def head_operators(model: Model, step: Step, shard: Shard, precision: Precision) -> Operators:
     """Returns the operators before and after the layers: embedding, output head, sampling."""
     group = f"{step.phase}/rest"
-    rows, logits = step.rows, step.logits
+    rows, logits = step.all_rows, step.logits
     columns = divide(model.vocabulary, shard.ranks)
     return (
         Vector("embedding", group, rows, model.hidden, model.hidden, 0),

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from perfmodel.chips import Chip
     from perfmodel.models.catalogue import ModelEntry
+    from perfmodel.models.transformer import Body
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,16 +111,19 @@ _FORMATS = ("bf16", "fp8", "int4", "nvfp4")
 
 def _counts(entry: "ModelEntry") -> dict[str, Any]:
     from perfmodel.formats import precision
-    from perfmodel.models.transformer import kv_bytes_per_token, parameters, weight_bytes
+    from perfmodel.models.transformer import (
+        active_parameters,
+        kv_bytes_per_token,
+        parameters,
+        weight_bytes,
+    )
 
     model = entry.model
-    count = int(parameters(model))
     return {
         "name": entry.name,
         "title": entry.title,
-        "parameters": count,
-        # Dense networks use every weight for every token.
-        "active_parameters": count,
+        "parameters": int(parameters(model)),
+        "active_parameters": int(active_parameters(model)),
         "kv_bytes_per_token": int(kv_bytes_per_token(model, precision("bf16"))),
         "weight_bytes": {f: int(weight_bytes(model, precision(f))) for f in _FORMATS},
         "max_context_tokens": int(model.max_context),
@@ -148,6 +152,34 @@ def models() -> Listing:
     return Listing(_below(table, notes), _stamp() | {"models": values})
 
 
+def describe(body: "Body") -> tuple[str, dict[str, Any]]:
+    """Returns one kind of sublayer in words, and its numbers."""
+    from perfmodel.models.attention import GroupedQueryAttention
+    from perfmodel.models.mlp import Mlp
+
+    if isinstance(body, GroupedQueryAttention):
+        spans = {
+            "full": "",
+            "window": f", the last {body.window} keys",
+            "chunk": f", keys of a chunk of {body.window}",
+        }
+        words = f"attention: {body.heads} heads, {body.kv_heads} kv heads, width {body.head_dim}"
+        facts = {"kind": "attention", "heads": body.heads, "kv_heads": body.kv_heads,
+                 "head_width": body.head_dim, "window": body.window}  # fmt: skip
+        return words + spans[body.span], facts
+    gated = "gated" if body.gates > 1 else "plain"
+    if isinstance(body, Mlp):
+        facts = {"kind": "feed-forward", "width": body.intermediate, "gated": body.gates > 1}
+        return f"feed-forward: width {body.intermediate:,}, {gated}", facts
+    shared = body.shared.intermediate if body.shared is not None else 0
+    beside = f", beside one of width {shared:,}" if shared else ""
+    words = f"experts: {body.top_k} of {body.experts}, width {body.intermediate:,}, {gated}{beside}"
+    facts = {"kind": "experts", "experts": body.experts, "top_k": body.top_k,
+             "width": body.intermediate, "shared_width": shared,
+             "gated": body.gates > 1}  # fmt: skip
+    return words, facts
+
+
 def model(name: str) -> Listing:
     """Returns one network: its shape, its counts, and the published ones."""
     from perfmodel.models.catalogue import load_model
@@ -166,22 +198,12 @@ def model(name: str) -> Listing:
         ("vocabulary", f"{network.vocabulary:,}" + (", tied" if network.tied else "")),
     ]
     shape = {"hidden": network.hidden, "vocabulary": network.vocabulary, "tied": bool(network.tied)}
+    rows.append(("layers", f"{network.layers}"))
     blocks = []
     for block in network.blocks:
-        mixer, ffn = block.mixer, block.ffn
-        kind = "gated" if ffn.gates > 1 else "plain"
-        rows += [
-            ("layers", f"{block.count}"),
-            (
-                "attention",
-                f"{mixer.heads} heads, {mixer.kv_heads} kv heads, width {mixer.head_dim}",
-            ),
-            ("feed-forward", f"{ffn.intermediate:,}, {kind}"),
-        ]
-        blocks.append(
-            {"layers": block.count, "heads": mixer.heads, "kv_heads": mixer.kv_heads,
-             "head_width": mixer.head_dim, "feed_forward": ffn.intermediate, "gated": ffn.gates > 1}
-        )  # fmt: skip
+        words, facts = describe(block.body)
+        rows.append((f"{block.count} ×", words))
+        blocks.append({"count": block.count, **facts})
     published = {}
     for key, number in entry.published.items():
         source = entry.sources.get(number.source)

@@ -68,6 +68,14 @@ class Links(NamedTuple):
         return minimum(fast_start, self.flow_start + ramp + message * self.flow_byte)
 
 
+def all_to_all_seconds(message: Real, ranks: Real, fabric: Fabric) -> Array:
+    """Returns the time of an all-to-all in which each rank's buffer is `message` bytes [s].
+
+    A rank keeps its own part and sends (N−1)/N of the buffer, once: as an all-gather.
+    """
+    return links("all_to_all", ranks, fabric).seconds(message)
+
+
 def links(kind: str, ranks: Real, fabric: Fabric) -> Links:
     """Returns the costs of a collective of `kind` over a group of `ranks` chips."""
     passes = 2.0 if kind == "all_reduce" else 1.0

@@ -80,7 +80,8 @@ class Precision(eqx.Module):
 
     Fields: bytes per element of weights, activations, KV cache and of the embedding and output
     head; bytes per output column of weight scales; one-hot kernel kinds of layers and head, shape
-    [len(KERNELS)]; `narrow_attention` is 1 where attention multiplies in 8 bits.
+    [len(KERNELS)]; `narrow_attention` is 1 where attention multiplies in 8 bits. `expert_…` are
+    those of routed experts, which checkpoints often store in fewer bits than the rest.
     """
 
     weight_bytes: Real
@@ -91,6 +92,10 @@ class Precision(eqx.Module):
     narrow_attention: Real
     kernel: Array
     head_kernel: Array
+    expert_weight_bytes: Real
+    expert_column_bytes: Real
+    expert_activation_bytes: Real
+    expert_kernel: Array
 
 
 def format_name(name: str) -> str:
@@ -107,42 +112,73 @@ def _one_hot(kind: str) -> Array:
 
 @dataclasses.dataclass(frozen=True)
 class PrecisionName:
-    """Names of the formats of weights, activations and KV cache, and the kernel they use."""
+    """Names of the formats of weights, activations and KV cache, and the kernel they use.
+
+    `experts` are weights, activations and kernel of routed experts, None where as the rest.
+    """
 
     weights: str
     activations: str
     kv: str
     kernel: str
+    experts: tuple[str, str, str] | None = None
 
     def __str__(self) -> str:
         names = (self.weights, self.activations, self.kv)
-        return self.weights if len(set(names)) == 1 else "/".join(names)
+        shown = self.weights if len(set(names)) == 1 else "/".join(names)
+        if self.experts is None:
+            return shown
+        weights, activations, _ = self.experts
+        return f"{shown}+{weights if weights == activations else f'{weights}/{activations}'}"
+
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        """Kernel kinds that a chip must have."""
+        return (self.kernel,) if self.experts is None else (self.kernel, self.experts[2])
+
+
+def _pair(weights: str, activations: str | None) -> tuple[str, str, str]:
+    """Returns the formats of weights and activations, and the kernel that multiplies them."""
+    w = format_name(weights)
+    default_activations = "bf16" if w in ("int4", "mxfp4") else w
+    a = default_activations if activations is None else format_name(activations)
+    if (w, a) not in _KERNEL_OF:
+        valid = ", ".join(y for x, y in _KERNEL_OF if x == w)
+        raise InputError(f"no kernel multiplies {w} weights by {a} activations (valid: {valid})")
+    return w, a, _KERNEL_OF[w, a]
 
 
 def precision_name(
-    weights: str = "bf16", activations: str | None = None, kv: str | None = None
+    weights: str = "bf16",
+    activations: str | None = None,
+    kv: str | None = None,
+    experts: str | None = None,
+    expert_activations: str | None = None,
 ) -> PrecisionName:
     """Returns the checked names of a precision, with what was left out filled in.
 
     Activations default to the weights' own arithmetic (16 bits for int4 and mxfp4, whose usual
     kernels are weight-only); the KV cache to bf16 beside 16-bit arithmetic, else fp8: an assumption
-    (checkpoints with quantised activations are served both ways).
+    (checkpoints with quantised activations are served both ways). Routed experts are as the rest
+    unless named.
 
     >>> str(precision_name("nvfp4")), precision_name("int4").kernel
     ('nvfp4/nvfp4/fp8', 'w4a16')
+    >>> str(precision_name("bf16", experts="mxfp4"))
+    'bf16+mxfp4/bf16'
     """
-    w = format_name(weights)
-    default_activations = "bf16" if w in ("int4", "mxfp4") else w
-    a = default_activations if activations is None else format_name(activations)
+    w, a, kernel = _pair(weights, activations)
     cache = ("bf16" if a == "bf16" else "fp8") if kv is None else format_name(kv)
-    if (w, a) not in _KERNEL_OF:
-        valid = ", ".join(y for x, y in _KERNEL_OF if x == w)
-        raise InputError(f"no kernel multiplies {w} weights by {a} activations (valid: {valid})")
-    return PrecisionName(w, a, cache, _KERNEL_OF[w, a])
+    own = None if experts is None else _pair(experts, expert_activations)
+    return PrecisionName(w, a, cache, kernel, None if own == (w, a, kernel) else own)
 
 
 def precision(
-    weights: str = "bf16", activations: str | None = None, kv: str | None = None
+    weights: str = "bf16",
+    activations: str | None = None,
+    kv: str | None = None,
+    experts: str | None = None,
+    expert_activations: str | None = None,
 ) -> Precision:
     """Returns the numbers of a precision; embeddings and output head stay in bf16.
 
@@ -150,8 +186,13 @@ def precision(
     >>> p.weight_bytes, p.activation_bytes, p.kv_bytes
     (0.53125, 2, 2)
     """
-    names = precision_name(weights, activations, kv)
+    return precision_numbers(precision_name(weights, activations, kv, experts, expert_activations))
+
+
+def precision_numbers(names: PrecisionName) -> Precision:
+    """Returns the numbers of a named precision."""
     w, a, cache = (FORMATS[n] for n in (names.weights, names.activations, names.kv))
+    routed = names.experts or (names.weights, names.activations, names.kernel)
     return Precision(
         weight_bytes=w.element_bytes,
         column_bytes=w.column_bytes,
@@ -162,4 +203,8 @@ def precision(
         narrow_attention=1 if names.kv in ("fp8", "int8") else 0,
         kernel=_one_hot(names.kernel),
         head_kernel=_one_hot("bf16"),
+        expert_weight_bytes=FORMATS[routed[0]].element_bytes,
+        expert_column_bytes=FORMATS[routed[0]].column_bytes,
+        expert_activation_bytes=FORMATS[routed[1]].element_bytes,
+        expert_kernel=_one_hot(routed[2]),
     )

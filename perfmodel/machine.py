@@ -230,10 +230,12 @@ class Power(eqx.Module):
 class Machine(eqx.Module):
     """Everything that timing, energy and cost know of one chip. All leaves are arrays.
 
-    `price` is US dollars per chip and second; 0 marks an unknown price (a margin says so).
+    `experts` are the constants of grouped products of a mixture of experts. `price` is US dollars
+    per chip and second; 0 marks an unknown price (a margin says so).
     """
 
     kernels: Kernels
+    experts: Kernels
     compute: Compute
     decode: DecodeAttention
     context: ContextAttention
@@ -342,15 +344,18 @@ class Rank:
             self._memo[label, id(key)] = (key, make())
         return self._memo[label, id(key)][1]
 
-    def kernel(self, kind: Array) -> KernelRates:
+    def kernel(self, kind: Array, experts: bool = False) -> KernelRates:
         """Returns the rates of a kind of matrix product, given as a one-hot vector.
 
-        A dot product instead of an index: its derivative is a product, not a scatter.
+        A dot product instead of an index: its derivative is a product, not a scatter. Products of
+        `experts` run in grouped kernels, with constants of their own.
         """
-        return self.once("kernel", kind, lambda: self._kernel(kind))
+        which = self.machine.experts if experts else self.machine.kernels
+        label = "experts" if experts else "kernel"
+        return self.once(label, kind, lambda: self._kernel(kind, which))
 
-    def _kernel(self, kind: Array) -> KernelRates:
-        all_kinds, unit = self.machine.kernels, self.machine.compute
+    def _kernel(self, kind: Array, all_kinds: Kernels) -> KernelRates:
+        unit = self.machine.compute
 
         def pick(constants: Array) -> Array:
             return jnp.sum(constants * kind)
@@ -384,7 +389,7 @@ def matmul_parts(op: Matmul, rank: Rank) -> Parts:
 
     The constants of each chip and kernel are fitted (`perfmodel.calibrate`).
     """
-    kind = rank.kernel(op.kernel)
+    kind = rank.kernel(op.kernel, op.experts)
     unit = rank.machine.compute
     one_tile = op.inner * kind.tile
     shortest = minimum(unit.split_time * inverse(one_tile), 1.0)
@@ -411,7 +416,8 @@ def matmul_parts(op: Matmul, rank: Rank) -> Parts:
 def matmul_usage(op: Matmul, rank: Rank) -> Usage:
     """Returns where one matrix product's time and energy go."""
     total, compute, memory, latency = matmul_parts(op, rank)
-    per_row = op.row_flops() * rank.kernel(op.kernel).joules + op.row_traffic() * rank.byte_joules
+    flop = rank.kernel(op.kernel, op.experts).joules
+    per_row = op.row_flops() * flop + op.row_traffic() * rank.byte_joules
     joules = op.weight_traffic() * rank.byte_joules + op.rows * per_row
     return Usage(total, joules, compute=compute, weights=memory, latency=latency)
 

@@ -15,6 +15,8 @@ from perfmodel.relax import Real
 
 Phase = Literal["decode", "prefill"]
 
+CollectiveKind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
+
 KERNELS = ("bf16", "fp8", "int8", "fp4", "w8a16", "w4a16")
 """Matrix-product kernel kinds: arithmetic in 16, 8 or 4 bits, or 16-bit arithmetic on weights
 that are expanded from 8 or 4 bits on the way in (weight-only quantisation)."""
@@ -42,12 +44,14 @@ class AbstractOperator(eqx.Module):
 class Matmul(AbstractOperator):
     """[rows, inner] × [inner, columns], `groups` of them side by side.
 
-    Fields: `touched` is how many distinct groups have their weights read (experts); the
-    weights take `weight_bytes` per element plus `column_bytes` per output column (scales);
-    activations `activation_bytes` per element in and 2 bytes out. `kernel` is a one-hot vector
-    over `KERNELS`, or None while only counting.
+    Fields: `rows` are of one group; the weights of a group take `weight_bytes` per element plus
+    `column_bytes` per output column (scales); activations `activation_bytes` per element in and
+    2 bytes out. `kernel` is a one-hot vector over `KERNELS`, or None while only counting.
+    `experts` is static: the groups are experts of a mixture, multiplied by a grouped kernel with
+    constants of its own, and `groups` are those whose weights are read.
     """
 
+    experts: bool = eqx.field(static=True, default=False, kw_only=True)
     rows: Real
     columns: Real
     inner: Real
@@ -56,7 +60,6 @@ class Matmul(AbstractOperator):
     kernel: Any = None
     column_bytes: Real = 0
     groups: Real = 1
-    touched: Real = 1
     count: Real = 1
 
     def row_flops(self) -> Real:
@@ -69,7 +72,7 @@ class Matmul(AbstractOperator):
     def weight_traffic(self) -> Real:
         """Returns bytes of weights read [B]."""
         per_column = self.inner * self.weight_bytes + self.column_bytes
-        return self.columns * per_column * self.touched
+        return self.columns * per_column * self.groups
 
     def row_traffic(self) -> Real:
         """Returns bytes of activations read and written per row [B]; results take 16 bits."""
@@ -156,10 +159,11 @@ class Collective(AbstractOperator):
 
     They are the full message: what each rank holds before an all-reduce, and after an
     all-gather. `kind` is static. How many bytes an element takes on the wire is the machine's
-    affair.
+    affair. A reduce-scatter is an all-gather run backwards. An all-to-all hands each row to the
+    ranks that need it: give the rows that reach a rank from all others as `rows`.
     """
 
-    kind: Literal["all_reduce", "all_gather"] = eqx.field(static=True)
+    kind: CollectiveKind = eqx.field(static=True)
     rows: Real
     width: Real
     ranks: Real

@@ -38,6 +38,11 @@ class Plan(eqx.Module):
         batch: concurrent requests offered to a replica.
         chunk: most prompt tokens processed in one step.
         replicas: equal replicas behind a balancer, each with its own `batch`.
+        attention_dp: groups of a stage's ranks that attend to sequences of their own.
+        expert_ranks: ranks over which whole experts are spread (EP).
+        context_ranks: ranks over which a sequence's keys are spread (CP).
+
+    The last three are None where they are not in use (1); then they cost nothing.
     """
 
     chips: Real
@@ -45,6 +50,9 @@ class Plan(eqx.Module):
     batch: Real
     chunk: Real
     replicas: Real = 1
+    attention_dp: Real | None = None
+    expert_ranks: Real | None = None
+    context_ranks: Real | None = None
 
     @property
     def width(self) -> Real:
@@ -60,6 +68,9 @@ class Plan(eqx.Module):
             ranks=maximum(1, self.width),
             kv_shards=machine.decode.shards,
             share=minimum(self.width, 1),
+            attention_groups=self.attention_dp,
+            context_ranks=self.context_ranks,
+            expert_ranks=self.expert_ranks,
         )
 
 

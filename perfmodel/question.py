@@ -20,12 +20,13 @@ from perfmodel import catalog, chips, engines
 from perfmodel.chips import Chip
 from perfmodel.engines import EngineEntry
 from perfmodel.errors import InputError, shorten
-from perfmodel.formats import Precision, PrecisionName, precision, precision_name
+from perfmodel.formats import Precision, PrecisionName, precision_name, precision_numbers
 from perfmodel.machine import Machine
 from perfmodel.models import catalogue as networks
 from perfmodel.models.catalogue import ModelEntry
 from perfmodel.models.transformer import Model
 from perfmodel.plan import Limits, Load
+from perfmodel.step import Shard
 from perfmodel.units import HOUR
 
 ModelLike = str | os.PathLike[str] | ModelEntry
@@ -60,7 +61,7 @@ class Question:
 
     def supports(self, chip: int, format_: int) -> bool:
         """Returns whether a chip has the kernel of a precision."""
-        return self.formats[format_].kernel in self.chips[chip].supported
+        return set(self.formats[format_].kernels) <= set(self.chips[chip].supported)
 
     def attributes(self, call: str) -> dict[str, Any]:
         """Returns what a result must carry to be traced back to its inputs."""
@@ -118,7 +119,7 @@ def ask(
         limits=_limits(osl, slo_ttft, slo_tpot),
         network=numbers(network.model),
         machines=stack([machine for machine, _ in paid]),
-        precisions=stack([precision(f.weights, f.activations, f.kv) for f in formats]),
+        precisions=stack([precision_numbers(names) for names in formats]),
         prices=tuple(text for _, text in paid),
     )
 
@@ -259,6 +260,12 @@ def _price(chip: Chip, price: float | Mapping[str, float] | None) -> tuple[Machi
     return chip.machine, f"{chip.name} {rent.value:g} USD/h ({rent.kind}{span})"
 
 
+def cuts(model: Model, shard: Shard) -> bool:
+    """Returns whether a shard cuts every layer into whole heads, columns and experts."""
+    wholes = (whole for block in model.blocks for whole in block.body.parts(shard))
+    return all(isinstance(whole, int) or float(whole).is_integer() for whole in wholes)
+
+
 def degrees(model: Model, most: int | None = None) -> list[int]:
     """Returns the tensor-parallel degrees that cut every layer into whole heads and columns.
 
@@ -267,17 +274,8 @@ def degrees(model: Model, most: int | None = None) -> list[int]:
     >>> degrees(networks.load_model("llama-3.3-70b").model)
     [1, 2, 4, 8, 16, 32, 64]
     """
-    limit = min(int(block.mixer.heads) for block in model.blocks)
-
-    def cuts(degree: int) -> bool:
-        for block in model.blocks:
-            kv = int(block.mixer.kv_heads)
-            replicated = degree % kv == 0 if degree > kv else kv % degree == 0
-            if block.mixer.heads % degree or block.ffn.intermediate % degree or not replicated:
-                return False
-        return True
-
-    return [d for d in range(1, min(limit, most or limit) + 1) if cuts(d)]
+    limit = min(int(block.body.heads) for block in model.attention)
+    return [d for d in range(1, min(limit, most or limit) + 1) if cuts(model, Shard(d))]
 
 
 def check_degrees(model: ModelEntry, tp: int, pp: int) -> None:
@@ -285,8 +283,8 @@ def check_degrees(model: ModelEntry, tp: int, pp: int) -> None:
     valid = degrees(model.model)
     if tp not in valid:
         near = min(valid, key=lambda d: (abs(math.log(d / tp)), d))
-        block = model.model.blocks[0]
-        heads = f"{block.mixer.heads} heads and {block.mixer.kv_heads} kv heads"
+        body = model.model.attention[0].body
+        heads = f"{body.heads} heads and {body.kv_heads} kv heads"
         listed = ", ".join(map(str, valid))
         raise InputError(
             f"tp: {tp} does not cut the {heads} of {model.name} (nearest: {near}; valid: {listed})"
@@ -297,9 +295,10 @@ def check_degrees(model: ModelEntry, tp: int, pp: int) -> None:
 
 def check_kernel(chip: Chip, names: PrecisionName) -> None:
     """Raises where a chip has no kernel for a precision."""
-    if names.kernel not in chip.supported:
-        has = ", ".join(chip.supported)
-        raise InputError(f"{chip.name} has no {names.kernel} kernel for {names} (it has: {has})")
+    for kernel in names.kernels:
+        if kernel not in chip.supported:
+            has = ", ".join(chip.supported)
+            raise InputError(f"{chip.name} has no {kernel} kernel for {names} (it has: {has})")
 
 
 def parse_precision(text: str | PrecisionName) -> PrecisionName:

@@ -34,7 +34,8 @@ from perfmodel.models.transformer import (
     activation_bytes,
     block_operators,
     head_operators,
-    kv_bytes_per_token,
+    kv_bytes,
+    norm_operators,
     weight_bytes,
 )
 from perfmodel.plan import Engine, Limits, Load, Plan
@@ -177,6 +178,9 @@ def split_prompt(load: Load, plan: Plan) -> Prefill:
         pairs=causal_pairs(new, cached) * per_chunk,
         keys=cached + tokens * (0.5 * chunks + 0.5),
         ends=per_chunk,
+        new=new,
+        cached=cached,
+        share=per_chunk,
     )
     return Prefill(chunks, chunk, new)
 
@@ -187,10 +191,20 @@ def _stage_share(model: Model, plan: Plan, shard: Shard) -> Array:
     return per_stage * inverse(shard.share)
 
 
+def attention_groups(plan: Plan) -> Array | None:
+    """Returns how many attention groups have work; None where the plan has no such choice.
+
+    Requests are spread evenly, so fewer requests than groups leave some without any.
+    """
+    if plan.attention_dp is None:
+        return None
+    return minimum(as_real(plan.batch), as_real(plan.attention_dp))
+
+
 def footprint(
     machine: Machine, model: Model, load: Load, plan: Plan, precision: Precision, engine: Engine
 ) -> Footprint:
-    """Returns memory per chip and how many requests are admitted.
+    """Returns memory per chip and how many requests an attention group admits.
 
     A request holds its own prompt and, on average, half its output, in whole pages; the shared
     prefix is stored once. One whole request must fit, or the plan is infeasible.
@@ -204,15 +218,16 @@ def footprint(
     ends = maximum(1.0, (2.0 - model.tied) * inverse(minimum(as_real(plan.chips), plan.stages)))
     weights = (weight_bytes(model, precision, shard) - tables) * part + table * ends
     # Intermediate results are linear in the sequences of a pass: a chunk's, and one sequence's.
-    chunk = activation_bytes(model, Step(0, load.isl, chunk=prefill.chunk), shard)
-    sequence = activation_bytes(model, Step(1, load.isl), shard)
-    per_token = kv_bytes_per_token(model, precision, shard) * part
+    groups = attention_groups(plan)
+    chunk = activation_bytes(model, Step(0, load.isl, chunk=prefill.chunk, groups=groups), shard)
+    sequence = activation_bytes(model, Step(1, load.isl, groups=groups), shard)
     cached = load.isl - prefill.new_tokens
 
     def pages(tokens: Array) -> Array:
-        return ceil_div(tokens, engine.block) * engine.block * per_token
+        whole = ceil_div(tokens, engine.block) * engine.block
+        return kv_bytes(model, precision, whole, shard) * part
 
-    shared = cached * per_token
+    shared = kv_bytes(model, precision, cached, shard) * part
     live = pages(prefill.new_tokens + 0.5 * load.osl)
     whole = pages(prefill.new_tokens + load.osl)
     capacity = machine.memory.capacity[0]
@@ -238,7 +253,7 @@ class Passes(NamedTuple):
 
 
 def passes(load: Load, plan: Plan, prefill: Prefill, running: Array) -> Passes:
-    """Returns what passes through the network while `running` requests are served.
+    """Returns what passes through the network while `running` requests of a group are served.
 
     Prompts shorter than a chunk share one: as many as finish in a round, C/(M(O + 1)), if they fit.
     Where every pass carries a chunk, O·M/n sequences decode beside it, and no more.
@@ -254,7 +269,9 @@ def passes(load: Load, plan: Plan, prefill: Prefill, running: Array) -> Passes:
     context = load.isl + 0.5 * load.osl
     decoding = minimum(running, maximum(saturated, 1.0)) * per_micro
     beside = minimum(maximum(0.0, running - 1.0), saturated) * per_micro
-    return Passes(micro, chunks, Step(decoding, context), Step(beside, context, chunk=shared))
+    groups = attention_groups(plan)
+    decode = Step(decoding, context, groups=groups)
+    return Passes(micro, chunks, decode, Step(beside, context, chunk=shared, groups=groups))
 
 
 def unhidden(
@@ -273,7 +290,10 @@ def unhidden(
     return {
         "launches": (1, Usage(waiting, latency=waiting)),
         "host": (1, Usage(host, latency=host)),
-        "stage_crossing": (crossings, crossing_usage(step.rows * model.hidden, plan.chips, rank)),
+        "stage_crossing": (
+            crossings,
+            crossing_usage(step.all_rows * model.hidden, plan.chips, rank),
+        ),
     }
 
 
@@ -282,7 +302,7 @@ def run_step(
 ) -> Pass:
     """Returns the time of one micro-batch through all stages, and through the slowest."""
     shard = plan.shard(rank.machine)
-    layers = Usage()
+    layers = total_usage(norm_operators(model, step), rank)
     for block in model.blocks:
         ops = block_operators(model, block, step, shard, precision)
         layers = layers.plus(total_usage(ops, rank).scale(block.count))
@@ -345,7 +365,10 @@ def estimate(
     shard = plan.shard(machine)
     prefill = split_prompt(load, plan)
     room = footprint(machine, model, load, plan, precision, engine)
-    batch = as_real(plan.batch)
+    # Attention groups are alike: what follows is of one, and the replica has `groups` of them.
+    groups = attention_groups(plan)
+    every = 1.0 if groups is None else groups
+    batch = as_real(plan.batch) if groups is None else as_real(plan.batch) * inverse(groups)
     osl = as_real(load.osl)
     running = minimum(batch, maximum(room.admitted, 1.0))
 
@@ -394,6 +417,7 @@ def estimate(
     per_busy = inverse(prompt_time + token_time)
     prefill_busy, decode_busy = prompt_time * per_busy, token_time * per_busy
 
+    rate = rate if groups is None else rate * groups
     output_rate = rate * osl
     per_output = inverse(output_rate)
     per_token = per_output * osl * inverse(osl + load.isl)
@@ -408,7 +432,7 @@ def estimate(
     margins = jnp.stack(
         [
             room.margin,
-            jnp.sum(machine.kernels.peak * precision.kernel) / machine.kernels.peak[0] - 1e-6,
+            _kernel_margin(machine, model, precision),
             _divisibility(model, shard),
             (model.max_context - load.isl - osl) / model.max_context,
             1.0 - ttft * inverse(asked.ttft),
@@ -428,8 +452,8 @@ def estimate(
         longest_gap=jnp.where(others > 0.0, mixed_round, decode_round),
         request_rate=rate,
         output_rate=output_rate,
-        admitted=room.admitted,
-        running=running,
+        admitted=room.admitted * every,
+        running=running * every,
         chunk_share=share,
         prefill_busy=prefill_busy,
         weight_bytes=room.weights,
@@ -454,17 +478,20 @@ def estimate(
     )
 
 
+def _kernel_margin(machine: Machine, model: Model, precision: Precision) -> Array:
+    """Returns the least peak of the kernels in use over the 16-bit one; negative if none."""
+    peaks = machine.kernels.peak
+    least = jnp.sum(peaks * precision.kernel)
+    if model.is_mixture:
+        least = minimum(least, jnp.sum(peaks * precision.expert_kernel))
+    return least / peaks[0] - 1e-6
+
+
 def _divisibility(model: Model, shard: Shard) -> Array:
-    """Returns minus how far the plan is from cutting heads and widths into whole parts."""
+    """Returns minus how far the plan is from cutting heads, widths and experts into whole parts."""
     miss = as_real(0.0)
-    per_rank = inverse(shard.ranks)
     for block in model.blocks:
-        ratio = block.mixer.kv_heads * per_rank
-        for whole in (
-            block.mixer.heads * per_rank,
-            maximum(ratio, inverse(ratio)),
-            block.ffn.intermediate * per_rank,
-        ):
+        for whole in block.body.parts(shard):
             miss = miss + ceil(as_real(whole)) - whole
     # Rounding of a float32 quotient is not a remainder.
     return jnp.where(jnp.abs(miss) < 1e-3, 0.0, -miss)

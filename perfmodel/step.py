@@ -15,7 +15,8 @@ class Chunk(eqx.Module):
     Fields: `tokens` of all its prompts; `pairs`, the mean number of (query, key) pairs of one
     prompt's part under the causal mask, cached keys included; `keys`, the mean number of keys of
     a part's last query; `ends`, how many prompts end in it, and so need logits; `prompts`, how
-    many share it.
+    many share it. For masks other than the causal one: a whole prompt's `new` tokens after
+    `cached` ones, and the `share` of them in one part.
     """
 
     tokens: Real
@@ -23,18 +24,29 @@ class Chunk(eqx.Module):
     keys: Real
     ends: Real = 1
     prompts: Real = 1
+    new: Real = 0
+    cached: Real = 0
+    share: Real = 1
+
+    @property
+    def queries(self) -> Real:
+        """Tokens of one prompt's part."""
+        return divide(self.tokens, self.prompts)
 
 
 class Step(eqx.Module):
     """One pass through the network: `sequences` × `queries` decoding tokens and a chunk.
 
-    `context` is the mean number of keys a decoding token attends to, itself included.
+    `context` is the mean number of keys a decoding token attends to, itself included. All of
+    that is of one attention group; `groups` of them, with equal steps, share the feed-forward
+    layers (attention data parallelism; None where it is not in use).
     """
 
     sequences: Real
     context: Real
     queries: Real = 1
     chunk: Chunk | None = None
+    groups: Real | None = None
 
     @property
     def phase(self) -> str:
@@ -43,15 +55,21 @@ class Step(eqx.Module):
 
     @property
     def rows(self) -> Real:
-        """Tokens in the step."""
+        """Tokens of one attention group."""
         decoding = self.sequences * self.queries
         return decoding if self.chunk is None else decoding + self.chunk.tokens
 
     @property
+    def all_rows(self) -> Real:
+        """Tokens of all attention groups, as the feed-forward layers see them."""
+        return self.rows if self.groups is None else self.rows * self.groups
+
+    @property
     def logits(self) -> Real:
-        """Rows that need the output head."""
+        """Rows that need the output head, of all attention groups."""
         decoding = self.sequences * self.queries
-        return decoding if self.chunk is None else decoding + self.chunk.ends
+        ending = decoding if self.chunk is None else decoding + self.chunk.ends
+        return ending if self.groups is None else ending * self.groups
 
 
 def causal_pairs(new: Real, cached: Real) -> Real:
@@ -64,20 +82,44 @@ def causal_pairs(new: Real, cached: Real) -> Real:
 
 
 class Shard(eqx.Module):
-    """How layers are cut over chips.
+    """How layers are cut over the chips of a stage.
 
-    Fields: `ranks` of tensor parallelism; `kv_shards`, parts of one chip that must each hold a
-    kv head (1 on most); `share` of a chip that a stage has (1, or less beside others).
+    Fields: `ranks` of a stage; `kv_shards`, parts of one chip that must each hold a kv head (1 on
+    most); `share` of a chip that a stage has (1, or less beside others); `attention_groups`, how
+    many groups of ranks attend to sequences of their own (attention data parallelism);
+    `context_ranks`, over how many ranks a sequence's keys are spread (context parallelism);
+    `expert_ranks`, over how many ranks whole experts are spread (expert parallelism), while each
+    expert is cut over the rest. None where a plan does not offer the choice; it then is 1 and
+    costs no operation.
     """
 
     ranks: Real = 1
     kv_shards: Real = 1
     share: Real = 1
+    attention_groups: Real | None = None
+    context_ranks: Real | None = None
+    expert_ranks: Real | None = None
+
+    @property
+    def attention_ranks(self) -> Real:
+        """Ranks over which the heads of one attention group are cut."""
+        if self.attention_groups is None:
+            return self.ranks
+        return divide(self.ranks, self.attention_groups)
 
     def kv_heads(self, kv_heads: Real) -> Real:
         """Returns kv heads held by one rank; past their number they are replicated.
 
-        >>> Shard(16).kv_heads(8), Shard(4).kv_heads(8)
-        (1, 2)
+        Context ranks hold the same heads of different keys, so they count before replication.
+
+        >>> Shard(16).kv_heads(8), Shard(4).kv_heads(8), Shard(16, context_ranks=2).kv_heads(8)
+        (1, 2, 1)
         """
-        return maximum(divide(kv_heads, self.ranks * self.kv_shards), 1) * self.kv_shards
+        ranks = self.attention_ranks
+        if self.context_ranks is not None:
+            ranks = divide(ranks, self.context_ranks)
+        return maximum(divide(kv_heads, ranks * self.kv_shards), 1) * self.kv_shards
+
+    def keys(self, keys: Real) -> Real:
+        """Returns the keys of a sequence that one rank holds."""
+        return keys if self.context_ranks is None else divide(keys, self.context_ranks)

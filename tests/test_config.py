@@ -53,7 +53,7 @@ def line(error: InputError) -> str:
 
 
 def attention(config: dict[str, Any]):
-    return parse_config(config).blocks[0].mixer
+    return parse_config(config).attention[0].body
 
 
 # ---- What each architecture means ----
@@ -97,10 +97,10 @@ def test_head_dim_given_derived_or_by_class():
     ],
 )
 def test_biases(kind: str, changes: dict[str, Any], qkv: int, output: int, mlp: int):
-    block = parse_config({"model_type": kind, **SIZES, **changes}).blocks[0]
-    assert (block.mixer.qkv_bias, block.mixer.output_bias, block.ffn.bias) == (qkv, output, mlp)
-    assert block.mixer.qk_norm == (kind == "qwen3")
-    assert block.ffn.gates == 2
+    mixer, ffn = (b.body for b in parse_config({"model_type": kind, **SIZES, **changes}).blocks)
+    assert (mixer.qkv_bias, mixer.output_bias, ffn.bias) == (qkv, output, mlp)
+    assert mixer.qk_norm == (kind == "qwen3")
+    assert ffn.gates == 2
 
 
 def test_tied_embeddings():

@@ -42,7 +42,12 @@ def tiny(**changes: int) -> Model:
     """Two layers of width 8: 4 heads over 2 kv heads of 4, gated feed-forward of 24."""
     mixer = GroupedQueryAttention(heads=4, kv_heads=2, head_dim=4)
     model = Model(
-        hidden=8, vocabulary=100, tied=0, max_context=64, blocks=(Block(2, mixer, Mlp(24)),)
+        hidden=8,
+        vocabulary=100,
+        tied=0,
+        max_context=64,
+        layers=2,
+        blocks=(Block(2, mixer), Block(2, Mlp(24))),
     )
     return dataclasses.replace(model, **changes)
 
@@ -93,7 +98,7 @@ def test_biases_norms_and_learned_positions():
     h, f, v, n = 8, 32, 100, 16
     mixer = GroupedQueryAttention(2, 2, 4, qkv_bias=1, output_bias=1)
     ffn = Mlp(f, gates=1, bias=1)
-    model = Model(h, v, 1, n, (Block(3, mixer, ffn),), norm_vectors=2, positions=n)
+    model = Model(h, v, 1, n, 3, (Block(3, mixer), Block(3, ffn)), norm_vectors=2, positions=n)
     assert parameters(model) == 3 * (12 * h * h + 13 * h) + (v + n) * h + 2 * h
     assert weight_bytes(model, BF16) == 2 * parameters(model)
 
@@ -159,7 +164,7 @@ def test_cache_of_a_rank_stops_shrinking_at_the_kv_heads():
 
 def test_weights_of_a_rank_past_the_kv_heads():
     # At TP 16 each rank has 4 query heads and a copy of one of the 8 kv heads.
-    mixer = load_model("llama-3.3-70b").model.blocks[0].mixer
+    mixer = load_model("llama-3.3-70b").model.attention[0].body
     assert mixer.weight_bytes(8192, BF16, Shard(8)) == 2 * 8192 * (8 + 2 * 1 + 8) * 128
     assert mixer.weight_bytes(8192, BF16, Shard(16)) == 2 * 8192 * (4 + 2 * 1 + 4) * 128
 
@@ -193,7 +198,7 @@ def test_gated_feed_forward_has_three_matrices_in_work_and_in_bytes():
     matrix = 8192 * 28672
     assert sum(op.count * op.flops() for op in ffn) == 80 * 3 * 2 * 7 * matrix
     assert sum(op.count * op.weight_traffic() for op in ffn) == 80 * 3 * 2 * matrix
-    assert model.blocks[0].ffn.weight_bytes(8192, BF16, Shard()) == 3 * 2 * matrix
+    assert model.feed_forward[0].body.weight_bytes(8192, BF16, Shard()) == 3 * 2 * matrix
 
 
 def test_plain_feed_forward_has_two_matrices():
