@@ -107,12 +107,13 @@ class GroupedQueryAttention(eqx.Module):
         """Returns the quotients that must be whole numbers for a plan to cut this layer."""
         ranks = shard.attention_ranks
         ratio = divide(self.kv_heads, ranks)
-        whole = [divide(self.heads, ranks), maximum(ratio, 1 / ratio)]
+        whole = [divide(self.heads, ranks), maximum(ratio, divide(1, ratio))]
         if shard.attention_groups is not None:
             whole.append(ranks)
         if shard.context_ranks is not None:
-            # Keys are spread over the ranks that would otherwise hold copies of a head, or more.
-            whole.append(divide(ranks, shard.context_ranks))
+            # The ranks left must still share out the kv heads, or hold copies of them.
+            left = divide(self.kv_heads * shard.context_ranks, ranks)
+            whole += [divide(ranks, shard.context_ranks), maximum(left, divide(1, left))]
         return tuple(whole)
 
     def decode_keys(self, context: Real) -> Real:

@@ -5,6 +5,8 @@ numbers, exact Python integers as loaded and arrays once traced, so that all den
 one compiled program.
 """
 
+from typing import Generic, TypeVar, cast
+
 import equinox as eqx
 
 from perfmodel.formats import Precision
@@ -15,9 +17,10 @@ from perfmodel.relax import Real, divide, maximum
 from perfmodel.step import Shard, Step
 
 Body = GroupedQueryAttention | Mlp | MixtureOfExperts
+Kind = TypeVar("Kind", GroupedQueryAttention, Mlp | MixtureOfExperts, Body)
 
 
-class Block(eqx.Module):
+class Block(eqx.Module, Generic[Kind]):
     """`count` equal sublayers, wherever in the network: norm, body, residual.
 
     A layer of a plain transformer is two sublayers. Their order changes no count, so sublayers
@@ -25,7 +28,7 @@ class Block(eqx.Module):
     """
 
     count: Real
-    body: Body
+    body: Kind
 
 
 class Model(eqx.Module):
@@ -53,14 +56,16 @@ class Model(eqx.Module):
         return sum(block.count for block in self.blocks)
 
     @property
-    def attention(self) -> tuple[Block, ...]:
+    def attention(self) -> tuple[Block[GroupedQueryAttention], ...]:
         """Blocks of attention."""
-        return tuple(b for b in self.blocks if isinstance(b.body, GroupedQueryAttention))
+        found = (b for b in self.blocks if isinstance(b.body, GroupedQueryAttention))
+        return cast(tuple[Block[GroupedQueryAttention], ...], tuple(found))
 
     @property
-    def feed_forward(self) -> tuple[Block, ...]:
+    def feed_forward(self) -> tuple[Block[Mlp | MixtureOfExperts], ...]:
         """Blocks of feed-forward layers, mixtures of experts among them."""
-        return tuple(b for b in self.blocks if not isinstance(b.body, GroupedQueryAttention))
+        found = (b for b in self.blocks if not isinstance(b.body, GroupedQueryAttention))
+        return cast(tuple[Block[Mlp | MixtureOfExperts], ...], tuple(found))
 
     @property
     def is_mixture(self) -> bool:

@@ -37,7 +37,8 @@ OWN, FAMILY = "its own", "its family"
 
 _USED = (
     "chip", "precision", "candidate", "candidate_kernels", "candidate_assumed", "obstacle",
-    "on_front", "binding", "tp", "pp", "replicas", "batch", "chunk", "chips", "ttft_s", "tpot_s",
+    "on_front", "binding", "tp", "pp", "ep", "attention_dp", "cp", "replicas", "batch", "chunk",
+    "chips", "ttft_s", "tpot_s",
     "tokens_per_second_user", "tokens_per_second_user_e2e", "output_tokens_per_second_chip",
     "memory_bytes", "power_w", "energy_per_output_token_j", "usd_per_million_output_tokens",
     "usd_per_hour",
@@ -115,22 +116,32 @@ def precision_words(name: str) -> str:
     return f"{parts[0]} weights, {parts[1]} activations, {parts[2]} KV cache"
 
 
-def layout_text(tp: int, pp: int, replicas: int) -> str:
+LAYOUT = ("tp", "pp", "ep", "attention_dp", "cp", "replicas")
+"""Variables that say how a deployment is laid out, in the order that `layout_text` takes."""
+
+PLAN = (*LAYOUT, "batch", "chunk")
+"""Variables that say what a plan is, in the order that `plan_text` takes."""
+
+
+def layout_text(tp: int, pp: int, ep: int, attention_dp: int, cp: int, replicas: int) -> str:
     """Returns the layout of a deployment: degrees of a replica, times replicas.
 
-    >>> layout_text(4, 1, 4), layout_text(8, 2, 1)
-    ('TP4 × 4', 'TP8 PP2')
+    >>> layout_text(4, 1, 1, 1, 1, 4), layout_text(8, 2, 8, 4, 1, 1)
+    ('TP4 × 4', 'TP8 EP8 DP4 PP2')
     """
-    return f"TP{tp}" + (f" PP{pp}" if pp > 1 else "") + (f" × {replicas}" if replicas > 1 else "")
+    degrees = {"TP": tp, "EP": ep, "DP": attention_dp, "CP": cp, "PP": pp}
+    shown = [f"{name}{n}" for name, n in degrees.items() if n > 1 or name == "TP"]
+    return " ".join(shown) + (f" × {replicas}" if replicas > 1 else "")
 
 
-def plan_text(tp: int, pp: int, replicas: int, batch: int, chunk: int, precision: str = "") -> str:
-    """Returns a plan in words.
+def plan_text(*plan: int, precision: str = "") -> str:
+    """Returns a plan, given in the order of `PLAN`, in words.
 
-    >>> plan_text(4, 1, 4, 32, 2048, "fp8")
+    >>> plan_text(4, 1, 1, 1, 1, 4, 32, 2048, precision="fp8")
     'TP4 × 4 · batch 32 · chunk 2048 · fp8'
     """
-    parts = (layout_text(tp, pp, replicas), f"batch {batch}", f"chunk {chunk}", precision)
+    *layout, batch, chunk = plan
+    parts = (layout_text(*layout), f"batch {batch}", f"chunk {chunk}", precision)
     return " · ".join(part for part in parts if part)
 
 
@@ -176,7 +187,7 @@ def fronts(dataset: "xr.Dataset") -> list[Front]:
         rows = np.flatnonzero((chip == name) & good)
         rows = rows[np.argsort(columns[x][rows], kind="stable")]
         own = {key: column[rows] for key, column in columns.items()}
-        numbers = [own[key] for key in ("tp", "pp", "replicas", "batch", "chunk")]
+        numbers = [own[key] for key in PLAN]
         plans = tuple(
             plan_text(*map(int, plan), precision=short[str(kind)])
             for *plan, kind in zip(*numbers, own["precision"], strict=True)

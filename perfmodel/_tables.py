@@ -133,7 +133,7 @@ def frontier_table(dataset: "xr.Dataset", rows: int = 11) -> "Group":
             table.add_row(
                 f"{front.chip if place == 0 else '':<8} {mark}",
                 *cells[:2],
-                _labels.layout_text(*(int(column[key]) for key in ("tp", "pp", "replicas"))),
+                _labels.layout_text(*(int(column[key]) for key in _labels.LAYOUT)),
                 str(int(column["batch"])),
                 str(int(column["chunk"])),
                 short[str(column["precision"])],
@@ -223,7 +223,7 @@ def estimate_table(dataset: "xr.Dataset", operators: "xr.Dataset | None" = None)
 
     attrs = dataset.attrs
     chip = str(dataset["chip"].item())
-    plan = [int(dataset[name]) for name in ("tp", "pp", "replicas", "batch", "chunk")]
+    plan = [int(dataset[name]) for name in _labels.PLAN]
     words = _labels.plan_text(*plan, precision=str(dataset["precision"].item()))
     title = (
         f"{_labels.model_title(str(attrs['model']))} on {int(dataset['chips'])} × {chip} · {words}"

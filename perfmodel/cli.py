@@ -143,8 +143,13 @@ def estimate(
     context: typer.Context,
     model: _ModelName,
     chip: Annotated[str, typer.Argument(metavar="CHIP", help="Catalogue name, or a TOML file.")],
-    tp: Annotated[int, typer.Option(help="Tensor-parallel degree.")] = 1,
+    tp: Annotated[int, typer.Option(help="Chips of a stage (tensor-parallel degree).")] = 1,
     pp: Annotated[int, typer.Option(help="Pipeline stages.")] = 1,
+    ep: Annotated[int, typer.Option(help="Expert-parallel degree, of the TP chips.")] = 1,
+    attention_dp: Annotated[
+        int, typer.Option(help="Groups of the TP chips that attend to requests of their own.")
+    ] = 1,
+    cp: Annotated[int, typer.Option(help="Chips of a group that share each sequence's keys.")] = 1,
     batch: Annotated[int, typer.Option(help="Concurrent requests per replica.")] = 1,
     isl: _Isl = 4000,
     osl: _Osl = 1000,
@@ -175,7 +180,8 @@ def estimate(
     does not fit or misses a limit.
     """
     options: dict[str, Any] = dict(
-        tp=tp, pp=pp, batch=batch, chunk=chunk, replicas=replicas, isl=isl, osl=osl,
+        tp=tp, pp=pp, ep=ep, attention_dp=attention_dp, cp=cp, batch=batch, chunk=chunk,
+        replicas=replicas, isl=isl, osl=osl,
         prefix_hit=prefix_hit, weights=weights, activations=activations, kv=kv, engine=engine,
         slo_ttft=_time(slo_ttft, "--slo-ttft"), slo_tpot=_time(slo_tpot, "--slo-tpot"),
         price=price,
@@ -214,6 +220,14 @@ def frontier(
     max_chips: Annotated[
         int, typer.Option(help="Chips that a plan and its replicas may fill.")
     ] = 16,
+    pp: Annotated[
+        list[int] | None,
+        typer.Option(help="Pipeline stages to try (repeat for more).", show_default="1"),
+    ] = None,
+    cp: Annotated[
+        list[int] | None,
+        typer.Option(help="Context-parallel degrees to try (repeat).", show_default="1"),
+    ] = None,
     precision: Annotated[
         list[str] | None,
         typer.Option(
@@ -242,7 +256,8 @@ def frontier(
     Those that no other plan of the chip betters on both axes: by default throughput per chip and
     interactivity, the tokens per second that one user sees.
     """
-    extra: dict[str, Any] = {"precisions": precision} if precision else {}
+    choices = {"precisions": precision, "pp": pp, "cp": cp}
+    extra: dict[str, Any] = {name: given for name, given in choices.items() if given}
     limits = {
         "slo_ttft": _time(slo_ttft, "--slo-ttft"),
         "slo_tpot": _time(slo_tpot, "--slo-tpot"),

@@ -29,7 +29,10 @@ bounded whatever the number of designs; shorter lists are filled up."""
 
 
 class Designs(NamedTuple):
-    """A list of designs, column by column: which chip and precision, and the plan."""
+    """A list of designs, column by column: which chip and precision, and the plan.
+
+    `ep`, `attention_dp` and `cp` divide the `tp` chips of a stage and may be 1.
+    """
 
     chip: np.ndarray
     precision: np.ndarray
@@ -38,21 +41,39 @@ class Designs(NamedTuple):
     batch: np.ndarray
     chunk: np.ndarray
     replicas: np.ndarray
+    ep: np.ndarray
+    attention_dp: np.ndarray
+    cp: np.ndarray
 
     def take(self, rows: Any) -> "Designs":
         """Returns the designs at an index, slice or mask."""
         return Designs(*(column[rows] for column in self))
 
-    def plan(self) -> Plan:
-        """Returns the plans as floating-point arrays."""
-        columns = [np.asarray(c, dtype=question.real()) for c in self[2:]]
-        tp, pp, batch, chunk, replicas = columns
-        return Plan(chips=tp * pp, stages=pp, batch=batch, chunk=chunk, replicas=replicas)
+    def plan(self, mixture: bool = False) -> Plan:
+        """Returns the plans as floating-point arrays.
+
+        A choice that no plan makes is left out of the program, and costs nothing. A mixture of
+        experts always has those of its experts: it is rarely served without.
+        """
+        chip, precision, *columns = (np.asarray(c, dtype=question.real()) for c in self)
+        tp, pp, batch, chunk, replicas, ep, attention_dp, cp = columns
+
+        def choice(column: np.ndarray, always: bool) -> np.ndarray | None:
+            return column if always or np.any(column != 1.0) else None
+
+        return Plan(
+            chips=tp * pp, stages=pp, batch=batch, chunk=chunk, replicas=replicas,
+            attention_dp=choice(attention_dp, mixture), expert_ranks=choice(ep, mixture),
+            context_ranks=choice(cp, False),
+        )  # fmt: skip
+
+
+_NUMBERS = Designs._fields[2:]
 
 
 def designs(**columns: Any) -> Designs:
     """Returns a list of designs from columns; what is left out is 0 (indices) or 1 (numbers)."""
-    defaults = {"chip": 0, "precision": 0, "tp": 1, "pp": 1, "batch": 1, "chunk": 1, "replicas": 1}
+    defaults = {"chip": 0, "precision": 0} | dict.fromkeys(_NUMBERS, 1)
     return Designs(*np.broadcast_arrays(*(np.atleast_1d(v) for v in (defaults | columns).values())))
 
 
@@ -94,7 +115,7 @@ def blocks(
     machine = jax.tree.map(lambda leaf: leaf[chip], asked.machines)
     precision = jax.tree.map(lambda leaf: leaf[kind], asked.precisions)
     engine, limits = question.numbers((asked.engine.engine, asked.limits))
-    plans = listed.plan()
+    plans = listed.plan(asked.network.is_mixture)
     before: tuple[slice, dict[str, Array]] | None = None
     for start in range(0, count, BLOCK):
         stop = min(start + BLOCK, count)

@@ -31,6 +31,9 @@ def _ask(
     *,
     tp: int,
     pp: int,
+    ep: int,
+    attention_dp: int,
+    cp: int,
     batch: int,
     chunk: int | None,
     replicas: int,
@@ -50,8 +53,13 @@ def _ask(
     (machine,) = question.unique_chips([chip])
     names = question.own_precision(network, weights, activations, kv)
     question.check_kernel(machine, names)
-    tp, pp = question.whole("tp", tp), question.whole("pp", pp)
-    question.check_degrees(network, tp, pp)
+    degrees = {
+        name: question.whole(name, degree)
+        for name, degree in zip(
+            question.Layout._fields, (tp, pp, ep, attention_dp, cp), strict=True
+        )
+    }
+    question.check_degrees(network, **degrees)
     formats = [names, *narrower(names)]
     asked = question.ask(
         network, [machine], formats, isl=isl, osl=osl, prefix_hit=prefix_hit, engine=engine,
@@ -59,8 +67,7 @@ def _ask(
     )  # fmt: skip
     most = question.CHUNK if chunk is None else question.whole("chunk", chunk)
     design = designs(
-        tp=tp,
-        pp=pp,
+        **degrees,
         batch=question.whole("batch", batch),
         chunk=most,
         replicas=question.whole("replicas", replicas),
@@ -74,6 +81,9 @@ def estimate(
     *,
     tp: int = 1,
     pp: int = 1,
+    ep: int = 1,
+    attention_dp: int = 1,
+    cp: int = 1,
     batch: int = 1,
     chunk: int | None = None,
     replicas: int = 1,
@@ -96,7 +106,10 @@ def estimate(
 
     Args:
         model, chip, engine: names, paths, or loaded entries.
-        tp, pp: tensor-parallel degree and pipeline stages of a replica (tp·pp chips).
+        tp, pp: chips of a stage, and pipeline stages of a replica (tp·pp chips).
+        ep: expert-parallel degree: ranks of a stage over which whole experts are spread.
+        attention_dp: groups of a stage's ranks that attend to requests of their own.
+        cp: ranks of a group over which each sequence's keys are spread.
         batch: concurrent requests per replica.
         chunk: most prompt tokens in a step [2048]; shorter prompts share one.
         replicas: equal replicas.
@@ -111,9 +124,10 @@ def estimate(
     ('token/s', True, 8)
     """
     options: dict[str, Any] = dict(
-        tp=tp, pp=pp, batch=batch, chunk=chunk, replicas=replicas, isl=isl, osl=osl,
-        prefix_hit=prefix_hit, weights=weights, activations=activations, kv=kv, engine=engine,
-        slo_ttft=slo_ttft, slo_tpot=slo_tpot, price=price,
+        tp=tp, pp=pp, ep=ep, attention_dp=attention_dp, cp=cp, batch=batch, chunk=chunk,
+        replicas=replicas, isl=isl, osl=osl, prefix_hit=prefix_hit, weights=weights,
+        activations=activations, kv=kv, engine=engine, slo_ttft=slo_ttft, slo_tpot=slo_tpot,
+        price=price,
     )  # fmt: skip
     asked, design = _ask(model, chip, **options)
     found = evaluate(asked, design)
@@ -208,6 +222,9 @@ def operators(
     *,
     tp: int = 1,
     pp: int = 1,
+    ep: int = 1,
+    attention_dp: int = 1,
+    cp: int = 1,
     batch: int = 1,
     chunk: int | None = None,
     replicas: int = 1,
@@ -230,12 +247,13 @@ def operators(
     where the design cannot run.
     """
     options: dict[str, Any] = dict(
-        tp=tp, pp=pp, batch=batch, chunk=chunk, replicas=replicas, isl=isl, osl=osl,
-        prefix_hit=prefix_hit, weights=weights, activations=activations, kv=kv, engine=engine,
-        slo_ttft=slo_ttft, slo_tpot=slo_tpot, price=price,
+        tp=tp, pp=pp, ep=ep, attention_dp=attention_dp, cp=cp, batch=batch, chunk=chunk,
+        replicas=replicas, isl=isl, osl=osl, prefix_hit=prefix_hit, weights=weights,
+        activations=activations, kv=kv, engine=engine, slo_ttft=slo_ttft, slo_tpot=slo_tpot,
+        price=price,
     )  # fmt: skip
     asked, design = _ask(model, chip, **options)
-    first = (asked.machines, asked.precisions, design.plan())
+    first = (asked.machines, asked.precisions, design.plan(asked.network.is_mixture))
     machine, precision, plan = jax.tree.map(lambda leaf: leaf[0], first)
     engine_numbers = question.numbers(asked.engine.engine)
     opened = _open(machine, asked.network, asked.load, plan, precision, engine_numbers)

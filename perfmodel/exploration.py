@@ -97,13 +97,26 @@ def _nearest(margins: np.ndarray) -> tuple[int, tuple[bool, float]]:
 
 
 def enumerate_plans(
-    tps: Sequence[int], batches: Sequence[int], chunks: Sequence[int], max_chips: int
+    layouts: Sequence[question.Layout],
+    batches: Sequence[int],
+    chunks: Sequence[int],
+    max_chips: int,
 ) -> Designs:
     """Returns every plan with as many replicas as fit, those of fewer chips first."""
-    order = sorted(tps, key=lambda tp: (max_chips // tp * tp, tp))
-    columns = np.meshgrid(order, batches, chunks, indexing="ij")
-    tp, batch, chunk = (column.ravel() for column in columns)
-    return designs(tp=tp, batch=batch, chunk=chunk, replicas=max_chips // tp)
+
+    def size(layout: question.Layout) -> tuple[int, ...]:
+        chips = layout.tp * layout.pp
+        return (max_chips // chips * chips, chips, *layout)
+
+    order = sorted(layouts, key=size)
+    rows = np.meshgrid(np.arange(len(order)), batches, chunks, indexing="ij")
+    which, batch, chunk = (column.ravel() for column in rows)
+    table = np.asarray(order, dtype=int)
+    columns = dict(zip(question.Layout._fields, table[which].T, strict=True))
+    # An attention group without a request has nothing to do: fewer groups do as well.
+    busy = columns["attention_dp"] <= batch
+    replicas = max_chips // (columns["tp"] * columns["pp"])
+    return designs(**columns, batch=batch, chunk=chunk, replicas=replicas).take(busy)
 
 
 def nondominated(x: Any, y: Any, axes: tuple[str, str]) -> np.ndarray:
@@ -126,6 +139,8 @@ def frontier(
     isl: int,
     osl: int,
     max_chips: int = 16,
+    pp: Sequence[int] = (1,),
+    cp: Sequence[int] = (1,),
     precisions: Sequence[str] = PRECISIONS,
     chunks: Sequence[int] = CHUNKS,
     batches: Sequence[int] = BATCHES,
@@ -139,15 +154,17 @@ def frontier(
 ) -> xr.Dataset:
     """Returns the plans that none betters on two axes, for each chip, along `point`.
 
-    Every tensor-parallel degree that cuts the network, with as many replicas as fit into
-    `max_chips`, times every batch, chunk and precision. Points are sorted by chip as asked, then
-    by `x`; `on_front` marks those that no point of any chip betters. Along `candidate`, each chip
-    asked for with the number of plans and, where none is feasible, the `obstacle`.
+    Every layout that cuts the network (TP, for a mixture of experts EP and attention groups), with
+    as many replicas as fit into `max_chips`, times every batch, chunk and precision. Points are
+    sorted by chip as asked, then by `x`; `on_front` marks those that no point of any chip betters.
+    Along `candidate`, each chip asked for with the number of plans and, where none is feasible,
+    the `obstacle`.
 
     Args:
         model, chips, engine: names, paths, or loaded entries.
         isl, osl, prefix_hit, slo_ttft, slo_tpot: as of `estimate`.
         max_chips: chips of the deployment that plans may fill.
+        pp, cp: choices of pipeline stages and of context ranks.
         precisions: formats of the weights, or weights/activations/kv.
         chunks, batches: choices of each plan.
         x, y: names of `results.AXES`; dominance is decided on the axes shown.
@@ -165,7 +182,7 @@ def frontier(
     asked = question.ask(model, chips, _precisions(precisions), **options)
     most = question.whole("max_chips", max_chips)
     plans = enumerate_plans(
-        question.degrees(asked.model.model, most),
+        question.layouts(asked.model.model, most, _choices("pp", pp), _choices("cp", cp)),
         _choices("batches", batches),
         _choices("chunks", chunks),
         most,
@@ -178,8 +195,8 @@ def frontier(
     found = [search(asked, chip, plans, axes) for chip in range(len(asked.chips))]
     obstacles = [_obstacle(asked, chip, best, axes) for chip, best in enumerate(found)]
     call = question.described(
-        "frontier", model, chips, max_chips=max_chips, precisions=precisions, chunks=chunks,
-        x=x, y=y, **options,
+        "frontier", model, chips, max_chips=max_chips, pp=pp, cp=cp, precisions=precisions,
+        chunks=chunks, x=x, y=y, **options,
     )  # fmt: skip
     limits = {"slo_ttft_s": slo_ttft, "slo_tpot_s": slo_tpot}
     table = xr.Dataset(_candidates(asked, found, obstacles)).assign_attrs(

@@ -5,11 +5,12 @@ What is understood but does not fit is not an error here: it is a margin of the 
 """
 
 import dataclasses
+import itertools
 import json
 import math
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -263,7 +264,7 @@ def _price(chip: Chip, price: float | Mapping[str, float] | None) -> tuple[Machi
 def cuts(model: Model, shard: Shard) -> bool:
     """Returns whether a shard cuts every layer into whole heads, columns and experts."""
     wholes = (whole for block in model.blocks for whole in block.body.parts(shard))
-    return all(isinstance(whole, int) or float(whole).is_integer() for whole in wholes)
+    return all(abs(whole - round(float(whole))) < 1e-9 * whole for whole in wholes)
 
 
 def degrees(model: Model, most: int | None = None) -> list[int]:
@@ -278,19 +279,84 @@ def degrees(model: Model, most: int | None = None) -> list[int]:
     return [d for d in range(1, min(limit, most or limit) + 1) if cuts(model, Shard(d))]
 
 
-def check_degrees(model: ModelEntry, tp: int, pp: int) -> None:
+class Layout(NamedTuple):
+    """Degrees of parallelism of a replica: chips of a stage, stages, and how a stage is cut."""
+
+    tp: int
+    pp: int
+    ep: int
+    attention_dp: int
+    cp: int
+
+
+def layouts(
+    model: Model, most: int, pps: Sequence[int] = (1,), cps: Sequence[int] = (1,)
+) -> list[Layout]:
+    """Returns every layout of at most `most` chips that cuts the network into whole parts.
+
+    Attention groups and expert ranks are a mixture's: for a dense network they change nothing
+    that more replicas would not.
+    """
+    heads = min(int(block.body.heads) for block in model.attention)
+    found = []
+    for tp in range(1, min(most, max(heads, most if model.is_mixture else 0)) + 1):
+        parts = [d for d in range(1, tp + 1) if tp % d == 0]
+        for dp, ep in itertools.product(parts, parts) if model.is_mixture else ((1, 1),):
+            # What a group cannot cut over more ranks is not worth looking at.
+            if tp // dp > heads:
+                continue
+            for cp, pp in itertools.product(cps, pps):
+                shard = Shard(
+                    tp, attention_groups=dp if model.is_mixture else None, context_ranks=cp,
+                    expert_ranks=ep if model.is_mixture else None,
+                )  # fmt: skip
+                if tp * pp <= most and pp <= model.layers and cuts(model, shard):
+                    found.append(Layout(tp, pp, ep, dp, cp))
+    return found
+
+
+def check_degrees(
+    model: ModelEntry, tp: int, pp: int, ep: int = 1, attention_dp: int = 1, cp: int = 1
+) -> None:
     """Raises where a plan does not cut the network into whole parts."""
-    valid = degrees(model.model)
-    if tp not in valid:
-        near = min(valid, key=lambda d: (abs(math.log(d / tp)), d))
-        body = model.model.attention[0].body
+    network = model.model
+    if ep > 1 and not network.is_mixture:
+        raise InputError(f"ep: {model.name} has no experts to spread (nearest: 1)")
+    for name, degree in (("ep", ep), ("attention_dp", attention_dp)):
+        if tp % degree:
+            near = _near(degree, [d for d in range(1, tp + 1) if tp % d == 0])
+            raise InputError(f"{name}: {degree} does not divide the {tp} chips of a stage{near}")
+    if tp // attention_dp % cp:
+        ranks = tp // attention_dp
+        near = _near(cp, [d for d in range(1, ranks + 1) if ranks % d == 0])
+        raise InputError(f"cp: {cp} does not divide the {ranks} chips of an attention group{near}")
+
+    def shard(tp: int = tp, ep: int = ep) -> Shard:
+        groups = attention_dp if attention_dp > 1 else None
+        return Shard(tp, attention_groups=groups, context_ranks=cp, expert_ranks=ep)
+
+    if not cuts(network, shard()):
+        body = network.attention[0].body
         heads = f"{body.heads} heads and {body.kv_heads} kv heads"
-        listed = ", ".join(map(str, valid))
-        raise InputError(
-            f"tp: {tp} does not cut the {heads} of {model.name} (nearest: {near}; valid: {listed})"
-        )
-    if pp > model.model.layers:
-        raise InputError(f"pp: {pp} stages exceed the {model.model.layers} layers of {model.name}")
+        if cuts(network, shard(ep=1)):
+            valid = [d for d in range(1, tp + 1) if tp % d == 0 and cuts(network, shard(ep=d))]
+            raise InputError(
+                f"ep: {ep} does not cut the experts of {model.name} at tp {tp}{_near(ep, valid)}"
+            )
+        valid = degrees(network)
+        if attention_dp > 1:
+            most = max(valid) * attention_dp
+            valid = [
+                d for d in range(attention_dp, most + 1, attention_dp) if cuts(network, shard(d, 1))
+            ]
+        raise InputError(f"tp: {tp} does not cut the {heads} of {model.name}{_near(tp, valid)}")
+    if pp > network.layers:
+        raise InputError(f"pp: {pp} stages exceed the {network.layers} layers of {model.name}")
+
+
+def _near(wanted: int, valid: Sequence[int]) -> str:
+    near = min(valid, key=lambda d: (abs(math.log(d / wanted)), d))
+    return f" (nearest: {near}; valid: {', '.join(map(str, valid))})"
 
 
 def check_kernel(chip: Chip, names: PrecisionName) -> None:

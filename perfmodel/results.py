@@ -19,6 +19,7 @@ from perfmodel.formats import Precision
 from perfmodel.machine import Machine
 from perfmodel.models.transformer import Model, kv_bytes_per_token
 from perfmodel.plan import Plan
+from perfmodel.relax import as_real
 from perfmodel.serving import BINDING, MARGINS, PARTS, Estimate
 from perfmodel.units import HOUR, MILLION
 
@@ -71,9 +72,20 @@ def _count(name: str, unit: str, long_name: str, read: Callable[[Design], Array]
     return Quantity(name, unit, long_name, read, runs=False, whole=True)
 
 
+def _choice(degree: Array | None) -> Array:
+    """Returns a degree of parallelism that a plan may leave out."""
+    return as_real(1.0 if degree is None else degree)
+
+
 QUANTITIES: tuple[Quantity, ...] = (
-    _count("tp", "chip", "tensor-parallel degree", lambda d: d.plan.width),
+    _count("tp", "chip", "chips of a stage (tensor-parallel degree)", lambda d: d.plan.width),
     _count("pp", "1", "pipeline stages", lambda d: d.plan.stages),
+    _count("ep", "1", "expert-parallel degree, of the chips of a stage",
+           lambda d: _choice(d.plan.expert_ranks)),
+    _count("attention_dp", "1", "attention groups of a stage (attention data parallelism)",
+           lambda d: _choice(d.plan.attention_dp)),
+    _count("cp", "1", "chips over which a sequence's keys are spread (context parallelism)",
+           lambda d: _choice(d.plan.context_ranks)),
     _count("batch", "request", "concurrent requests per replica", lambda d: d.plan.batch),
     _count("chunk", "token", "most prompt tokens in one step", lambda d: d.plan.chunk),
     _count("replicas", "1", "equal replicas", lambda d: d.plan.replicas),

@@ -19,6 +19,11 @@ def frontier(model: str = "llama-3.3-70b", chips=("h100", "b200"), **options) ->
     return perfmodel.frontier(model, chips, **SMALL | options)
 
 
+def tps(*degrees: int) -> list[question.Layout]:
+    """Layouts of one stage and plain tensor parallelism."""
+    return [question.Layout(tp, 1, 1, 1, 1) for tp in degrees]
+
+
 def brute_force(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Returns which points no other point is at least as good as on both, and better on one."""
     better = (x[:, None] >= x) & (y[:, None] >= y) & ((x[:, None] > x) | (y[:, None] > y))
@@ -58,7 +63,7 @@ def test_dominance_is_that_of_the_axes_shown(x: str, y: str) -> None:
         "llama-3.3-70b", ["h100", "b200"], [question.parse_precision(p) for p in ("bf16", "fp8")],
         prefix_hit=0.0, engine="neutral", slo_ttft=None, slo_tpot=None, price=None, **LOAD,
     )  # fmt: skip
-    plans = exploration.enumerate_plans([1, 2, 4, 8, 16], SMALL["batches"], SMALL["chunks"], 16)
+    plans = exploration.enumerate_plans(tps(1, 2, 4, 8, 16), SMALL["batches"], SMALL["chunks"], 16)
     signs = [1 if results.BY_NAME[axis].better == "higher" else -1 for axis in (x, y)]
     everything = []
     for chip in range(2):
@@ -109,7 +114,7 @@ def test_blocks_do_not_change_a_bit() -> None:
         "llama-3.3-70b", ["h100"], formats, prefix_hit=0.25, engine="neutral", slo_ttft=None,
         slo_tpot=None, price=None, **LOAD,
     )  # fmt: skip
-    plans = exploration.enumerate_plans([2, 4, 8], range(1, 2000), (512, 2048), 16)
+    plans = exploration.enumerate_plans(tps(2, 4, 8), range(1, 2000), (512, 2048), 16)
     assert len(plans.tp) > designs.BLOCK
     whole = designs.evaluate(asked, plans)
     cuts = [0, 1, 258, 5000, len(plans.tp)]
@@ -120,7 +125,7 @@ def test_blocks_do_not_change_a_bit() -> None:
 
 
 def test_equal_points_keep_the_plan_of_fewer_chips() -> None:
-    plans = exploration.enumerate_plans([1, 2, 3, 4], [1], [512], 8)
+    plans = exploration.enumerate_plans(tps(1, 2, 3, 4), [1], [512], 8)
     # Three ranks fill six of eight chips, the others all.
     assert plans.tp.tolist()[0] == 3 and (plans.tp * plans.replicas).tolist() == [6, 8, 8, 8]
     axes = ("tokens_per_second_user", "output_tokens_per_second_chip")
