@@ -30,7 +30,8 @@ def fit(asked: Question, chip: int) -> Fit:
     runs, lacks, large = {}, [], []
     for kind, names in enumerate(asked.formats):
         if not asked.supports(chip, kind):
-            lacks.append(f"no {names.kernel} kernel for {names}")
+            other = "" if names.kernel == str(names) else f" for {names}"
+            lacks.append(f"no {names.kernel} kernel{other}")
             continue
         found = evaluate(asked, designs(chip=chip, precision=kind, tp=degrees))
         good = results.can_run(found["margins"])

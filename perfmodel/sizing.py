@@ -12,6 +12,7 @@ Every layout, batch, chunk and precision is tried. Where the load is less than t
 replica runs fewer requests at once: the smallest batch whose rate is its part of R.
 """
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -141,55 +142,72 @@ def _key(need: Need, chip: Chip, plans: Designs, rate: np.ndarray) -> list[np.nd
     needed = need.replicas(rate)
     size = occupy(plans.tp * plans.pp, needed + need.spare, node_of(chip))
     first = {
-        "chips": [size.chips, size.nodes],
+        "chips": [size.chips, size.provisioned],
         "nodes": [size.nodes, size.chips],
         # The price and the power limit of a chip are the same for all its plans.
         "usd": [size.provisioned * float(chip.fields["rent"].value or 0.0), size.chips],
         "kw": [size.provisioned * float(chip.fields["tdp"].value or 0.0), size.chips],
     }
-    return [*first[need.by], -needed * rate]
+    return [*(np.asarray(key, dtype=float) for key in first[need.by]), -needed * rate]
 
 
-def _search(asked: Question, chip: int, plans: Designs, need: Need) -> Found:
+def _search(
+    asked: Question,
+    chip: int,
+    pairs: Sequence[tuple[int, int]],
+    tried: tuple[Sequence[int], Sequence[int]],
+    need: Need,
+) -> Found:
+    """Returns the best plans of one chip, over all its precisions."""
     entry = asked.chips[chip]
     best: dict[str, Chosen] = {}
     evaluated = feasible = 0
     near, distance = None, (False, -np.inf)
-    for kind in (k for k in range(len(asked.formats)) if asked.supports(chip, k)):
-        for part, found in blocks(asked, chip, kind, plans):
-            size = part.stop - part.start
-            margins = np.asarray(found["margins"])[:size]
-            rate = np.asarray(found["requests_per_second"])[:size].astype(float)
-            listed = plans.take(part)
-            meets = margins >= 0.0
-            good = np.all(meets, axis=1)
-            evaluated, feasible = evaluated + size, feasible + int(np.sum(good))
-            for ignored, rows in _ways(meets, good):
-                if not len(rows):
-                    continue
-                order = need._replace(by="chips") if ignored == "chips" else need
-                keys = _key(order, entry, listed.take(rows), rate[rows])
-                if need.most is not None and ignored != "chips":
-                    chips = (need.replicas(rate[rows]) + need.spare) * (listed.tp * listed.pp)[rows]
-                    kept = chips <= need.most
-                    rows, keys = rows[kept], [key[kept] for key in keys]
-                if not len(rows):
-                    continue
-                first = int(np.lexsort(keys[::-1])[0])
-                key = tuple(float(column[first]) for column in keys)
-                if ignored not in best or key < best[ignored].key:
-                    best[ignored] = Chosen(key, _one(listed, rows[first], chip, kind))
-            if not feasible:
-                row, gap = exploration.nearest_row(margins)
-                if gap > distance:
-                    near, distance = _one(listed, row, chip, kind), gap
+    kinds = [kind for kind in range(len(asked.formats)) if asked.supports(chip, kind)]
+    for _, group in itertools.groupby(pairs, key=lambda pair: pair[0] * pair[1]):
+        plans = _plans(list(group), *tried)
+        # The least that replicas of this many chips can be is one of them, and the spare ones.
+        least = _key(need, entry, plans.take([0]), np.asarray([np.inf]))
+        if "" in best and tuple(float(key[0]) for key in least[:2]) > best[""].key[:2]:
+            continue
+        for kind in kinds:
+            for part, found in blocks(asked, chip, kind, plans):
+                size = part.stop - part.start
+                margins = np.asarray(found["margins"])[:size]
+                rate = np.asarray(found["requests_per_second"])[:size].astype(float)
+                listed = plans.take(part)
+                good = np.all(margins >= 0.0, axis=1)
+                evaluated, feasible = evaluated + size, feasible + int(np.sum(good))
+                for way, rows in _ways(margins >= 0.0):
+                    order = need._replace(by="chips", most=None) if way == "chips" else need
+                    chosen = _best(order, entry, listed, rate, rows)
+                    if chosen and (way not in best or chosen[0] < best[way].key):
+                        best[way] = Chosen(chosen[0], _one(listed, chosen[1], chip, kind))
+                if not feasible:
+                    row, gap = exploration.nearest_row(margins)
+                    if gap > distance:
+                        near, distance = _one(listed, row, chip, kind), gap
     return Found(best, evaluated, feasible, near, distance)
 
 
-def _ways(meets: np.ndarray, good: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+def _best(
+    need: Need, chip: Chip, listed: Designs, rate: np.ndarray, rows: np.ndarray
+) -> tuple[tuple[float, ...], int] | None:
+    """Returns the key and row of the best of some rows, or None where there is none."""
+    if need.most is not None:
+        replicas = need.replicas(rate[rows]) + need.spare
+        rows = rows[replicas * (listed.tp * listed.pp)[rows] <= need.most]
+    if not len(rows):
+        return None
+    keys = _key(need, chip, listed.take(rows), rate[rows])
+    first = int(np.lexsort(keys[::-1])[0])
+    return tuple(float(key[first]) for key in keys), int(rows[first])
+
+
+def _ways(meets: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
     """Yields the rows that are feasible as asked, and with one of the conditions left out."""
-    yield "", np.flatnonzero(good)
-    yield "chips", np.flatnonzero(good)
+    yield "", np.flatnonzero(np.all(meets, axis=1))
+    yield "chips", np.flatnonzero(np.all(meets, axis=1))
     for name in _LIMITS:
         others = [i for i, margin in enumerate(MARGINS) if margin != name]
         yield name, np.flatnonzero(np.all(meets[:, others], axis=1))
@@ -502,9 +520,10 @@ def size(
     )  # fmt: skip
     asked = question.ask(model, chips, exploration.parse_precisions(precisions), **options)
     tried = exploration.choices("batches", batches), exploration.choices("chunks", chunks)
-    plans = _plans(layouts(asked.model.model, most), *tried)
-    exploration.check_count("size", len(plans.tp) * len(asked.chips) * len(asked.formats))
-    found = [_search(asked, chip, plans, need) for chip in range(len(asked.chips))]
+    pairs = layouts(asked.model.model, most)
+    plans = len(pairs) * len(tried[0]) * len(tried[1])
+    exploration.check_count("size", plans * len(asked.chips) * len(asked.formats))
+    found = [_search(asked, chip, pairs, tried, need) for chip in range(len(asked.chips))]
     obstacles = [_obstacle(asked, chip, each, need) for chip, each in enumerate(found)]
     call = question.described(
         "size", model, chips, rate=rate, headroom=headroom, spare=spare, by=by,
@@ -608,9 +627,7 @@ def _upward(value: float) -> str:
     return seconds(math.ceil(value / step - 1e-9) * step)
 
 
-def _nothing(
-    asked: Question, found: Sequence[Found], obstacles: Sequence[str], need: Need
-) -> str:
+def _nothing(asked: Question, found: Sequence[Found], obstacles: Sequence[str], need: Need) -> str:
     """Returns on one line that no chip has an answer, the chip that comes nearest first."""
 
     def distance(chip: int) -> tuple[bool, float]:
@@ -623,5 +640,5 @@ def _nothing(
     why = feasibility.reasons(
         [asked.chips[chip].name for chip in order], [obstacles[chip] for chip in order], 1
     )
-    rate = f"{need.rate:g} requests/s"
+    rate = f"{need.rate:g} {'request' if need.rate == 1.0 else 'requests'}/s"
     return f"no deployment of {asked.model.name} serves {rate}; nearest is {why}"
