@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     import xarray as xr
     from rich.console import Group, RenderableType
 
+ONE = "one chip is enough"
+"""What `set_by` says where nothing keeps a deployment from being smaller."""
+
 _BY = {"chips": "fewest chips", "nodes": "fewest nodes", "usd": "least rent of whole nodes",
        "kw": "least board power of whole nodes"}  # fmt: skip
 
@@ -97,9 +100,10 @@ def _table(found: list[dict[str, Any]]) -> "RenderableType":
         ("chunk", "right"), ("format", "left"), ("TTFT", "right"), ("TPOT", "right"),
         ("head-\nroom", "right"), ("set by", "left"),
     )  # fmt: skip
+    table.columns[0].no_wrap = True
     for row in found:
         rated, boards = float(row["server_power_w"]), float(row["board_power_w"])
-        nodes = f"{row['nodes']:,} of {row['node_chips']}" if row["node_chips"] > 1 else "–"
+        nodes = f"{row['nodes']:,} × {row['node_chips']}" if row["node_chips"] > 1 else "–"
         table.add_row(
             row["chip"],
             f"{row['chips']:,}",
@@ -122,7 +126,7 @@ def _table(found: list[dict[str, Any]]) -> "RenderableType":
 def _words(row: dict[str, Any], dataset: "xr.Dataset") -> list["RenderableType"]:
     """Returns the smallest deployment of all, in words."""
     title = _labels.chip_title(row["chip"])
-    where = "chips counted one by one: no server size is known"
+    where = "counted one by one (no server size is known)"
     if row["node_chips"] > 1:
         nodes = _count(row["nodes"], "whole node")
         where = f"in {nodes} of {row['node_chips']}, {row['provisioned_chips']:,} in all"
@@ -163,6 +167,8 @@ def _limit(name: str, row: dict[str, Any], dataset: "xr.Dataset") -> tuple[str, 
         return label, "none asked for"
     limit, reached = float(dataset.attrs[key]), float(row[f"{name}_s"])
     at = f"{seconds(reached)} of {seconds(limit)} at batch {row['batch']}"
+    if not math.isfinite(reached):
+        return label, "does not apply to one output token"
     if not row[f"{name}_limit_binds"]:
         return label, f"does not bind: {at}; no smaller without it"
     chips = int(row[f"{name}_limit_chips_without"])

@@ -137,7 +137,9 @@ def _plans(pairs: Sequence[tuple[int, int]], batches: Sequence[int], chunks: Seq
     return designs(tp=tp[place], pp=pp[place], batch=batch, chunk=chunk)
 
 
-def _key(need: Need, chip: Chip, plans: Designs, rate: np.ndarray) -> list[np.ndarray]:
+def _key(
+    need: Need, chip: Chip, price: float, plans: Designs, rate: np.ndarray
+) -> list[np.ndarray]:
     """Returns what plans are sorted by: their size, then the capacity beyond what is asked."""
     needed = need.replicas(rate)
     size = occupy(plans.tp * plans.pp, needed + need.spare, node_of(chip))
@@ -145,7 +147,7 @@ def _key(need: Need, chip: Chip, plans: Designs, rate: np.ndarray) -> list[np.nd
         "chips": [size.chips, size.provisioned],
         "nodes": [size.nodes, size.chips],
         # The price and the power limit of a chip are the same for all its plans.
-        "usd": [size.provisioned * float(chip.fields["rent"].value or 0.0), size.chips],
+        "usd": [size.provisioned * price, size.chips],
         "kw": [size.provisioned * float(chip.fields["tdp"].value or 0.0), size.chips],
     }
     return [*(np.asarray(key, dtype=float) for key in first[need.by]), -needed * rate]
@@ -159,7 +161,7 @@ def _search(
     need: Need,
 ) -> Found:
     """Returns the best plans of one chip, over all its precisions."""
-    entry = asked.chips[chip]
+    entry, price = asked.chips[chip], float(asked.machines.price[chip])
     best: dict[str, Chosen] = {}
     evaluated = feasible = 0
     near, distance = None, (False, -np.inf)
@@ -167,7 +169,7 @@ def _search(
     for _, group in itertools.groupby(pairs, key=lambda pair: pair[0] * pair[1]):
         plans = _plans(list(group), *tried)
         # The least that replicas of this many chips can be is one of them, and the spare ones.
-        least = _key(need, entry, plans.take([0]), np.asarray([np.inf]))
+        least = _key(need, entry, price, plans.take([0]), np.asarray([np.inf]))
         if "" in best and tuple(float(key[0]) for key in least[:2]) > best[""].key[:2]:
             continue
         for kind in kinds:
@@ -180,7 +182,7 @@ def _search(
                 evaluated, feasible = evaluated + size, feasible + int(np.sum(good))
                 for way, rows in _ways(margins >= 0.0):
                     order = need._replace(by="chips", most=None) if way == "chips" else need
-                    chosen = _best(order, entry, listed, rate, rows)
+                    chosen = _best(order, entry, price, listed, rate, rows)
                     if chosen and (way not in best or chosen[0] < best[way].key):
                         best[way] = Chosen(chosen[0], _one(listed, chosen[1], chip, kind))
                 if not feasible:
@@ -191,7 +193,7 @@ def _search(
 
 
 def _best(
-    need: Need, chip: Chip, listed: Designs, rate: np.ndarray, rows: np.ndarray
+    need: Need, chip: Chip, price: float, listed: Designs, rate: np.ndarray, rows: np.ndarray
 ) -> tuple[tuple[float, ...], int] | None:
     """Returns the key and row of the best of some rows, or None where there is none."""
     if need.most is not None:
@@ -199,7 +201,7 @@ def _best(
         rows = rows[replicas * (listed.tp * listed.pp)[rows] <= need.most]
     if not len(rows):
         return None
-    keys = _key(need, chip, listed.take(rows), rate[rows])
+    keys = _key(need, chip, price, listed.take(rows), rate[rows])
     first = int(np.lexsort(keys[::-1])[0])
     return tuple(float(key[first]) for key in keys), int(rows[first])
 
@@ -381,7 +383,7 @@ def _answer(
         "load_power_w": watts * int(size.chips),
         "board_power_w": float(entry.fields["tdp"].value or math.nan) * provisioned,
         "server_power_w": math.nan if server is None else server * provisioned,
-        "set_by": setter or "nothing: one chip serves it",
+        "set_by": setter or "one chip is enough",
     }
     for name in _LIMITS:
         other = found.best[name]
@@ -598,8 +600,7 @@ def _obstacle(asked: Question, chip: int, found: Found, need: Need) -> str:
         has = ", ".join(entry.supported)
         return f"kernel: none for {', '.join(map(str, asked.formats))} (it has: {has})"
     if "chips" in found.best:
-        chips = _chips_of(asked, found.best["chips"], need)
-        return f"chips: needs {chips:,} of at most {need.most:,}"
+        return _too_many(asked, found.best["chips"], need)
     values = evaluate(asked, found.near)
     limit = str(results.binding(values)[0])
     if limit not in _LIMITS:
@@ -619,6 +620,18 @@ def _obstacle(asked: Question, chip: int, found: Found, need: Need) -> str:
     plan = f"TP{one['tp']}" + (f" PP{one['pp']}" if one["pp"] > 1 else "")
     plan += f", batch {one['batch']}, {asked.formats[one['precision']]}"
     return f"{limit}: {reached} at the nearest plan ({plan}); {kept} can be kept"
+
+
+def _too_many(asked: Question, chosen: Chosen, need: Need) -> str:
+    """Returns that a deployment has more chips than it may, and what would help."""
+    most, chips = int(need.most or 0), _chips_of(asked, chosen, need)
+    replica = int(chosen.design.tp[0] * chosen.design.pp[0])
+    rate = float(evaluate(asked, chosen.design)["requests_per_second"][0])
+    within = max(most // replica - need.spare, 0) * rate / (1.0 + need.headroom)
+    # Rounded down, so that the rate named can be asked for.
+    step = 10.0 ** (math.floor(math.log10(within)) - 2) if within else 1.0
+    less = f", or ask for {math.floor(within / step) * step:.3g} requests/s" if within else ""
+    return f"chips: needs {chips:,} where at most {most:,} are allowed; allow {chips:,}{less}"
 
 
 def _upward(value: float) -> str:
