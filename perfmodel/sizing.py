@@ -596,11 +596,11 @@ def _obstacle(asked: Question, chip: int, found: Found, need: Need) -> str:
         return f"price: unknown, and by usd needs it (--price {entry.name}=USD)"
     if "" in found.best:
         return ""
+    if "chips" in found.best:
+        return _too_many(asked, found.best["chips"], need)
     if found.near is None:
         has = ", ".join(entry.supported)
         return f"kernel: none for {', '.join(map(str, asked.formats))} (it has: {has})"
-    if "chips" in found.best:
-        return _too_many(asked, found.best["chips"], need)
     values = evaluate(asked, found.near)
     limit = str(results.binding(values)[0])
     if limit not in _LIMITS:

@@ -1,4 +1,4 @@
-"""Sizing a deployment: replicas, nodes and headroom by hand; what one step smaller would violate."""
+"""Sizing: replicas, nodes and headroom by hand; what one step smaller would violate."""
 
 import io
 import math
@@ -104,13 +104,13 @@ def test_smaller_deployments_really_break_what_is_said(found: xr.Dataset):
     slow = size(chips=["a100", "h200"], rate=3.0, slo_tpot=0.1)
     tight = size(chips=["h100"], rate=0.2, slo_ttft=0.3, slo_tpot=None)
     free = size(chips=["h100"], rate=10.0, slo_ttft=None, slo_tpot=None)
-    large = size("llama-3.3-70b", ["a100"], rate=0.01, spare=0)
+    large = size(chips=["a100"], rate=0.01, spare=0, slo_ttft=None, slo_tpot=0.5)
     for data, levels, rate in (
         (found, LEVELS, 10.0),
         (slow, dict(slo_ttft=2.0, slo_tpot=0.1), 3.0),
         (tight, dict(slo_ttft=0.3, slo_tpot=None), 0.2),
         (free, dict(slo_ttft=None, slo_tpot=None), 10.0),
-        (large, LEVELS, 0.01),
+        (large, dict(slo_ttft=None, slo_tpot=0.5), 0.01),
     ):
         for row in rows(data):
             for label in ("fewer_replicas", "smaller_replica"):
@@ -130,7 +130,8 @@ def test_smaller_deployments_really_break_what_is_said(found: xr.Dataset):
                     miss = float(row[f"{label}_miss"])
                     if limit in ("ttft limit", "tpot limit"):
                         miss = float(one[f"{name}_s"]) / levels[f"slo_{name}"] - 1.0
-                assert float(row[f"{label}_miss"]) == pytest.approx(miss, rel=1e-3, abs=1e-5) > 0
+                said = float(row[f"{label}_miss"])
+                assert said > 0.0 and said == pytest.approx(miss, rel=1e-3, abs=1e-5)
                 seen.add((label, limit))
     limits = {limit for _, limit in seen}
     assert {"tpot limit", "memory", "rate", "kv capacity"} <= limits, seen
