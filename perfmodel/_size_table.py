@@ -150,11 +150,12 @@ def _words(row: dict[str, Any], dataset: "xr.Dataset") -> list["RenderableType"]
         ("one replica fewer", _verdict(row, "fewer_replicas")),
         ("smaller replicas", _verdict(row, "smaller_replica")),
     )  # fmt: skip
+    why = f"; {ONE}" if row["set_by"] == ONE else f", set by the {row['set_by']}"
     table = grid(("", "left"), ("", "left"), edge=False)
     for name, text in facts:
         table.add_row(f"  {name}", text)
     return [
-        lines(f"Smallest: {row['chips']} × {title}, set by {row['set_by']}", style="bold"),
+        lines(f"Smallest: {row['chips']} × {title}" + why, style="bold"),
         table,
     ]
 
