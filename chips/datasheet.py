@@ -44,6 +44,7 @@ FIELDS = (
     Field("host_link_bandwidth", "B/s", "to host memory, one direction", *_BYTES_PER_SECOND),
     Field("tdp", "W", "board power limit of one chip", 1.0, 1e6),
     Field("idle_power", "W", "board power at rest", 0.0, 1e6),
+    Field("node", "1", "chips of one server, bought and installed together", 1.0, 1e6),
     Field("server_power", "W", "rated power of the server or rack, per chip", 1.0, 1e6),
     Field("rent", "USD/h", "on-demand price of one chip", 0.0, 1e5),
     Field("purchase", "USD", "price of one chip", 0.0, 1e9),
@@ -71,7 +72,7 @@ ASSUMPTIONS = (
 _UNITS = {field.name: field.unit for field in FIELDS}
 
 # Facts to show, or (the price) 0 where unknown: these may stay unknown.
-_OPTIONAL = ("rent", "cache_capacity", "server_power", "purchase")
+_OPTIONAL = ("rent", "cache_capacity", "node", "server_power", "purchase")
 _FORMATS = ("peak_fp8", "peak_int8", "peak_fp4")
 _IDENTITY = ("name", "title", "vendor", "family", "generation", "year", "aliases")
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")

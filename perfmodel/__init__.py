@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from perfmodel.models.transformer import Model
     from perfmodel.plan import Engine, Limits, Load, Plan
     from perfmodel.serving import Estimate
+    from perfmodel.sizing import size
 
     __version__: str
 
@@ -53,13 +54,14 @@ _HOME = {
     "Load": "plan",
     "Plan": "plan",
     "Estimate": "serving",
+    "size": "sizing",
 }
 
 __all__ = [
     "Chip", "Engine", "EngineEntry", "Estimate", "Infeasible", "InputError", "Limits", "Load",
     "Machine", "Model", "ModelEntry", "PerfmodelError", "Plan", "Precision", "__version__",
     "enable_cache", "estimate", "frontier", "load_chip", "load_engine", "load_model",
-    "operator_table", "overlay", "precision",
+    "operator_table", "overlay", "precision", "size",
 ]  # fmt: skip
 
 

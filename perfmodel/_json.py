@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 _ATTRS = (
     "version", "created", "call", "command", "model", "notes", "isl", "osl", "prefix_hit", "engine",
     "slo_ttft_s", "slo_tpot_s", "catalogue_digest", "price_assumption", "kernel_constants",
-    "assumed", "x", "y", "max_chips", "evaluated", "feasible",
+    "assumed", "rate", "headroom", "spare", "by", "x", "y", "max_chips", "evaluated", "feasible",
 )  # fmt: skip
 
 
@@ -83,6 +83,17 @@ def frontier(
     found["points"] = rows(dataset, "point")
     if measured is not None:
         found["measured"] = rows(measured, "run")
+    if files:
+        found["files"] = dict(files)
+    return found
+
+
+def size(dataset: "xr.Dataset", files: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Returns deployments, the smallest first, and the chips asked for."""
+    head = _head(dataset)
+    found = {("plans_" + k if k in ("evaluated", "feasible") else k): v for k, v in head.items()}
+    found["chips"] = rows(dataset, "candidate")
+    found["deployments"] = rows(dataset, "deployment")
     if files:
         found["files"] = dict(files)
     return found

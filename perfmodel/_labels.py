@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from perfmodel import question
 from perfmodel.units import MICROSECOND, MILLISECOND, seconds
 
 if TYPE_CHECKING:
@@ -116,22 +117,21 @@ def precision_words(name: str) -> str:
     return f"{parts[0]} weights, {parts[1]} activations, {parts[2]} KV cache"
 
 
-LAYOUT = ("tp", "pp", "ep", "attention_dp", "cp", "replicas")
+LAYOUT = (*question.Layout._fields, "replicas")
 """Variables that say how a deployment is laid out, in the order that `layout_text` takes."""
 
 PLAN = (*LAYOUT, "batch", "chunk")
 """Variables that say what a plan is, in the order that `plan_text` takes."""
 
 
-def layout_text(tp: int, pp: int, ep: int, attention_dp: int, cp: int, replicas: int) -> str:
-    """Returns the layout of a deployment: degrees of a replica, times replicas.
+def layout_text(*layout: int) -> str:
+    """Returns the layout of a deployment, given in the order of `LAYOUT`, in words.
 
     >>> layout_text(4, 1, 1, 1, 1, 4), layout_text(8, 2, 8, 4, 1, 1)
-    ('TP4 × 4', 'TP8 EP8 DP4 PP2')
+    ('TP4 × 4', 'TP8 PP2 EP8 DP4')
     """
-    degrees = {"TP": tp, "EP": ep, "DP": attention_dp, "CP": cp, "PP": pp}
-    shown = [f"{name}{n}" for name, n in degrees.items() if n > 1 or name == "TP"]
-    return " ".join(shown) + (f" × {replicas}" if replicas > 1 else "")
+    *degrees, replicas = layout
+    return question.Layout(*degrees).text() + (f" × {replicas}" if replicas > 1 else "")
 
 
 def plan_text(*plan: int, precision: str = "") -> str:

@@ -48,6 +48,17 @@ _Tpot = Annotated[
     str | None,
     typer.Option(metavar="TIME", help="Longest time per output token: 30ms, 0.03s, or seconds."),
 ]
+_Precisions = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Format, or weights/activations/kv (repeat for more).",
+        show_default="bf16 and fp8",
+    ),
+]
+_Prices = Annotated[
+    list[str] | None,
+    typer.Option(metavar="[CHIP=]USD", help="Rent of one chip and hour (repeat for more)."),
+]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON, in SI units, and nothing else.")]
 
 
@@ -228,21 +239,12 @@ def frontier(
         list[int] | None,
         typer.Option(help="Context-parallel degrees to try (repeat).", show_default="1"),
     ] = None,
-    precision: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Format, or weights/activations/kv (repeat for more).",
-            show_default="bf16 and fp8",
-        ),
-    ] = None,
+    precision: _Precisions = None,
     slo_ttft: _Ttft = None,
     slo_tpot: _Tpot = None,
     prefix_hit: _Hit = 0.0,
     engine: _Engine = "neutral",
-    price: Annotated[
-        list[str] | None,
-        typer.Option(metavar="[CHIP=]USD", help="Rent of one chip and hour (repeat for more)."),
-    ] = None,
+    price: _Prices = None,
     measured: Annotated[
         Path | None, typer.Option(metavar="RUNS.csv", help="Measured runs to draw beside.")
     ] = None,
@@ -272,7 +274,7 @@ def frontier(
             _ready()
             try:
                 found = perfmodel.frontier(
-                    model, _chips(chip), isl=isl, osl=osl, max_chips=max_chips,
+                    model, chip, isl=isl, osl=osl, max_chips=max_chips,
                     prefix_hit=prefix_hit, engine=engine, x=x, y=y, price=_prices(price),
                     **limits, **extra,
                 ).assign_attrs(_command(context))  # fmt: skip
@@ -292,17 +294,78 @@ def frontier(
 
         _print_json(_json.frontier(found, runs, files))
         return
-    report.write(report.frontier_table(found))
+    # Of every chip at once, first of all which are worth a closer look.
+    whole = "all" in chip and (x, y) == report.OVERVIEW_AXES
+    report.write(report.overview_table(found) if whole else report.frontier_table(found))
     if runs is not None:
         report.write(report.overlay_text(runs))
     if files:
         report.write("\n".join(f"wrote {path}" for path in files.values()))
 
 
-def _chips(given: list[str]) -> list[str]:
-    from perfmodel import chips
+@app.command()
+def size(
+    context: typer.Context,
+    model: _ModelName,
+    rate: Annotated[float, typer.Option(help="Requests per second that arrive.")],
+    slo_ttft: _Ttft = None,
+    slo_tpot: _Tpot = None,
+    isl: _Isl = 4000,
+    osl: _Osl = 1000,
+    prefix_hit: _Hit = 0.0,
+    chip: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Chip (repeat for more), a TOML file of one, or all.", show_default="all"
+        ),
+    ] = None,
+    max_chips: Annotated[
+        int | None, typer.Option(help="Most chips, spare ones included.", show_default="any")
+    ] = None,
+    headroom: Annotated[float, typer.Option(help="Capacity beyond the rate, a share of it.")] = 0.2,
+    spare: Annotated[int, typer.Option(help="Replicas beyond those needed, for failures.")] = 1,
+    by: Annotated[str, typer.Option(help="Smallest in: chips, usd, kw or nodes.")] = "chips",
+    precision: _Precisions = None,
+    engine: _Engine = "neutral",
+    price: _Prices = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write size.nc and size.json there.")
+    ] = None,
+    json: _Json = False,
+) -> None:
+    """Find the smallest deployment that serves a request rate.
 
-    return chips.names() if "all" in given else given
+    For each chip: chips and whole nodes, power and rent, the plan of each replica, how much room it
+    leaves, and what one step smaller would violate. Exit status 3 where none holds the limits.
+    """
+    extra: dict[str, Any] = {"precisions": precision} if precision else {}
+    from perfmodel import _json, report
+
+    with _working("evaluating every plan", quiet=json):
+        import perfmodel
+
+        _ready()
+        try:
+            found = perfmodel.size(
+                model, chip or "all", rate=rate, isl=isl, osl=osl, prefix_hit=prefix_hit,
+                slo_ttft=_time(slo_ttft, "--slo-ttft"), slo_tpot=_time(slo_tpot, "--slo-tpot"),
+                headroom=headroom, spare=spare, by=by, max_chips=max_chips, engine=engine,
+                price=_prices(price), **extra,
+            )  # fmt: skip
+            failed = None
+        except Infeasible as error:
+            found, failed = error.found, error
+    if found is not None:
+        found = found.assign_attrs(_command(context))
+        files = {} if out is None else report.save_size(found, out)
+        if json:
+            _print_json(_json.size(found, files))
+        else:
+            report.write(report.size_table(found))
+            if files:
+                report.write("\n".join(f"wrote {path}" for path in files.values()))
+    if failed is not None:
+        raise failed
 
 
 @app.command()

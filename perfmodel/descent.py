@@ -45,12 +45,12 @@ _KEPT = [i for i, name in enumerate(serving.MARGINS) if name != "divisibility"]
 class Relaxed(NamedTuple):
     """A plan as real numbers: logarithms of tp, pp, ep, attention_dp, batch and chunk."""
 
-    tp: Array
-    pp: Array
-    ep: Array
-    attention_dp: Array
-    batch: Array
-    chunk: Array
+    tp: Any
+    pp: Any
+    ep: Any
+    attention_dp: Any
+    batch: Any
+    chunk: Any
 
 
 def _plan(point: Relaxed, most: Array, mixture: bool) -> Plan:

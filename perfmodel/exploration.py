@@ -11,7 +11,7 @@ import moocore
 import numpy as np
 import xarray as xr
 
-from perfmodel import question, results
+from perfmodel import feasibility, question, results
 from perfmodel.advice import advise
 from perfmodel.designs import Designs, blocks, designs, evaluate
 from perfmodel.errors import Infeasible, InputError, nearest, shorten
@@ -69,7 +69,7 @@ def search(asked: Question, chip: int, plans: Designs, axes: tuple[str, str]) ->
             kept.append(chosen._replace(**where))
             values.append({name: np.asarray(value)[best] for name, value in found.items()})
             if not feasible:
-                row, gap = _nearest(margins)
+                row, gap = nearest_row(margins)
                 if gap > distance:
                     one = plans.take(part).take([row])
                     near = one._replace(chip=np.asarray([chip]), precision=np.asarray([kind]))
@@ -87,7 +87,7 @@ def search(asked: Question, chip: int, plans: Designs, axes: tuple[str, str]) ->
     return Best(listed.take(rows), best_values, evaluated, feasible, near, distance)
 
 
-def _nearest(margins: np.ndarray) -> tuple[int, tuple[bool, float]]:
+def nearest_row(margins: np.ndarray) -> tuple[int, tuple[bool, float]]:
     """Returns the row that comes nearest to being feasible: one that runs, if any does."""
     needed = np.min(margins[:, _NEEDS], axis=1)
     runs = bool(np.any(needed >= 0.0))
@@ -161,7 +161,9 @@ def frontier(
     the `obstacle`.
 
     Args:
-        model, chips, engine: names, paths, or loaded entries.
+        model, engine: names, paths, or loaded entries.
+        chips: the same, or "all" for every chip of the catalogue; formats that one of them has no
+            kernel for are left out there, and said in `candidate_fits`.
         isl, osl, prefix_hit, slo_ttft, slo_tpot: as of `estimate`.
         max_chips: chips of the deployment that plans may fill.
         pp, cp: choices of pipeline stages and of context ranks.
@@ -179,19 +181,15 @@ def frontier(
         isl=isl, osl=osl, prefix_hit=prefix_hit, engine=engine, slo_ttft=slo_ttft,
         slo_tpot=slo_tpot, price=price,
     )  # fmt: skip
-    asked = question.ask(model, chips, _precisions(precisions), **options)
+    asked = question.ask(model, chips, parse_precisions(precisions), **options)
     most = question.whole("max_chips", max_chips)
     plans = enumerate_plans(
-        question.layouts(asked.model.model, most, _choices("pp", pp), _choices("cp", cp)),
-        _choices("batches", batches),
-        _choices("chunks", chunks),
+        question.layouts(asked.model.model, most, choices("pp", pp), choices("cp", cp)),
+        choices("batches", batches),
+        choices("chunks", chunks),
         most,
     )
-    total = len(plans.tp) * len(asked.chips) * len(asked.formats)
-    if total > _MOST_DESIGNS:
-        raise InputError(
-            f"frontier: {total:,} designs are more than {_MOST_DESIGNS:,}; ask for fewer"
-        )
+    check_count("frontier", len(plans.tp) * len(asked.chips) * len(asked.formats))
     found = [search(asked, chip, plans, axes) for chip in range(len(asked.chips))]
     obstacles = [_obstacle(asked, chip, best, axes) for chip, best in enumerate(found)]
     call = question.described(
@@ -199,7 +197,12 @@ def frontier(
         chunks=chunks, x=x, y=y, **options,
     )  # fmt: skip
     limits = {"slo_ttft_s": slo_ttft, "slo_tpot_s": slo_tpot}
-    table = xr.Dataset(_candidates(asked, found, obstacles)).assign_attrs(
+    counts = (
+        [best.evaluated for best in found],
+        [best.feasible for best in found],
+        [len(best.designs.tp) for best in found],
+    )
+    table = xr.Dataset(candidates(asked, *counts, obstacles)).assign_attrs(
         asked.attributes(call)
         | {name: float(limit) for name, limit in limits.items() if limit is not None}
         | {"x": x, "y": y, "max_chips": most, "evaluated": sum(best.evaluated for best in found)}
@@ -207,11 +210,18 @@ def frontier(
         | results.stamp()
     )
     if all(obstacles):
-        names = [chip.name for chip in asked.chips]
-        reasons = "; ".join(f"{n}: {why}" for n, why in zip(names, obstacles, strict=True))
-        raise Infeasible(f"no plan of {asked.model.name} is feasible; {reasons}", table)
+        why = feasibility.reasons([chip.name for chip in asked.chips], obstacles)
+        raise Infeasible(f"no plan of {asked.model.name} is feasible; {why}", table)
     points = _points(asked, [best for best in found if len(best.designs.tp)], axes)
     return points.assign(table.variables).assign_attrs(table.attrs)
+
+
+def check_count(name: str, total: int) -> None:
+    """Raises where more designs are asked for than one search evaluates."""
+    if total > _MOST_DESIGNS:
+        raise InputError(
+            f"{name}: {total:,} designs are more than {_MOST_DESIGNS:,}; ask for fewer"
+        )
 
 
 def _axes(x: str, y: str, osl: int) -> tuple[str, str]:
@@ -226,14 +236,16 @@ def _axes(x: str, y: str, osl: int) -> tuple[str, str]:
     return x, y
 
 
-def _precisions(given: Sequence[str]) -> list[PrecisionName]:
+def parse_precisions(given: Sequence[str]) -> list[PrecisionName]:
+    """Returns the precisions asked for, each once."""
     listed = [given] if isinstance(given, str) else list(given)
     if not listed:
         raise InputError("precisions: at least one is needed")
     return list(dict.fromkeys(question.parse_precision(text) for text in listed))
 
 
-def _choices(name: str, given: Sequence[int]) -> list[int]:
+def choices(name: str, given: Sequence[int]) -> list[int]:
+    """Returns the values of a plan's number to be tried, in order, each once."""
     # A range may be endless to walk, but its length is known.
     if hasattr(given, "__len__") and len(given) > _MOST_CHOICES:
         raise InputError(f"{name}: {len(given):,} are more than {_MOST_CHOICES:,}; ask for fewer")
@@ -273,15 +285,26 @@ def _points(asked: Question, found: Sequence[Best], axes: tuple[str, str]) -> xr
     return table.assign(on_front=("point", front, attrs))
 
 
-def _candidates(
-    asked: Question, found: Sequence[Best], obstacles: Sequence[str]
+def candidates(
+    asked: Question,
+    evaluated: Sequence[int],
+    feasible: Sequence[int],
+    points: Sequence[int],
+    obstacles: Sequence[str],
 ) -> Mapping[str, Any]:
+    """Returns what is said of each chip asked for, along `candidate`: plans evaluated, feasible
+    and given as points, and why there are none."""
+    fits = feasibility.fits(asked)
     rows = (
         ("candidate", [chip.name for chip in asked.chips], "chip asked for"),
-        ("candidate_evaluated", [best.evaluated for best in found], "plans evaluated"),
-        ("candidate_feasible", [best.feasible for best in found], "plans that are feasible"),
-        ("candidate_points", [len(best.designs.tp) for best in found], "plans that none betters"),
+        ("candidate_evaluated", list(evaluated), "plans evaluated"),
+        ("candidate_feasible", list(feasible), "plans that are feasible"),
+        ("candidate_points", list(points), "plans that none betters"),
         ("obstacle", list(obstacles), "why the chip has no plan, and what would help"),
+        ("candidate_least_chips", [fit.chips for fit in fits],
+         "fewest chips in one stage that hold the model and one request; 0: none"),
+        ("candidate_fits", [fit.words for fit in fits],
+         "fewest chips by number format, and why there are none"),
         ("candidate_kernels", [question.kernels_of(chip) for chip in asked.chips],
          "whose kernel measurements the chip uses"),
         ("candidate_assumed", [question.assumed_of(chip) for chip in asked.chips],

@@ -101,7 +101,7 @@ def ask(
 ) -> Question:
     """Returns the question that public functions ask, every part of it checked."""
     network = find_model(model)
-    machines = unique_chips(chip_list)
+    machines = unique_chips(named_chips(chip_list))
     profile = engine if isinstance(engine, EngineEntry) else engines.load_engine(engine)
     if isinstance(price, Mapping):
         known = {chip.name: chip.sheet.identity["aliases"] for chip in machines}
@@ -151,10 +151,18 @@ def find_model(model: ModelLike) -> ModelEntry:
     return model if isinstance(model, ModelEntry) else networks.load_model(model)
 
 
+def named_chips(chip_list: Sequence[ChipLike]) -> Sequence[ChipLike]:
+    """Returns chips with the name "all" replaced by every name of the catalogue.
+
+    >>> len(named_chips("all")) == len(chips.names()), named_chips(["h100"])
+    (True, ['h100'])
+    """
+    listed = [chip_list] if isinstance(chip_list, str | os.PathLike | Chip) else chip_list
+    return [each for item in listed for each in (chips.names() if item == "all" else [item])]
+
+
 def unique_chips(chip_list: Sequence[ChipLike]) -> tuple[Chip, ...]:
     """Returns the chips by name or path, or as given, each once."""
-    if isinstance(chip_list, str | os.PathLike | Chip):
-        chip_list = [chip_list]
     found: dict[str, Chip] = {}
     for item in chip_list:
         chip = item if isinstance(item, Chip) else chips.load_chip(item)
@@ -187,7 +195,7 @@ def assumed_of(chip: Chip) -> str:
     'link_latency, nic_efficiency, nic_latency'
     """
     # Rents are told apart, with their kind; the others are facts to show.
-    aside = ("rent", "purchase", "server_power", "cache_capacity")
+    aside = ("rent", "purchase", "node", "server_power", "cache_capacity")
     found = (row for row in chip.numbers() if row.field in chip.fields and row.kind == "assumed")
     return ", ".join(row.field for row in found if row.value and row.field not in aside)
 
@@ -211,7 +219,8 @@ def _shown(value: Any) -> str:
     return f"'{shorten(value, 30)}'" if isinstance(value, str) else shorten(value, 30)
 
 
-def _real(name: str, value: Any, low: float, high: float, said: str) -> float:
+def real_number(name: str, value: Any, low: float, high: float, said: str) -> float:
+    """Returns a number in [low, high), or fails naming the argument and what was `said` of it."""
     try:
         number = float("nan") if isinstance(value, bool | str) else float(value)
     except (TypeError, ValueError, OverflowError):
@@ -224,7 +233,7 @@ def _real(name: str, value: Any, low: float, high: float, said: str) -> float:
 def _limit(name: str, value: float | None) -> float:
     if value is None:
         return Limits().ttft
-    return _real(name, value, math.ulp(0.0), math.inf, "a positive number of seconds")
+    return real_number(name, value, math.ulp(0.0), math.inf, "a positive number of seconds")
 
 
 def _limits(osl: int, slo_ttft: float | None, slo_tpot: float | None) -> Limits:
@@ -235,7 +244,7 @@ def _limits(osl: int, slo_ttft: float | None, slo_tpot: float | None) -> Limits:
 
 def _load(model: ModelEntry, isl: int, osl: int, prefix_hit: float) -> Load:
     isl, osl = whole("isl", isl), whole("osl", osl)
-    hit = _real("prefix_hit", prefix_hit, 0.0, 1.0, "a share from 0 to below 1")
+    hit = real_number("prefix_hit", prefix_hit, 0.0, 1.0, "a share from 0 to below 1")
     longest = int(model.model.max_context)
     if isl + osl > longest:
         raise InputError(
@@ -251,7 +260,7 @@ def _price(chip: Chip, price: float | Mapping[str, float] | None) -> tuple[Machi
     if given is not None:
         most = math.nextafter(_MOST_DOLLARS, math.inf)
         said = f"US dollars per chip and hour, at most {_MOST_DOLLARS:,.0f}"
-        dollars = _real("price", given, 0.0, most, said)
+        dollars = real_number("price", given, 0.0, most, said)
         machine = eqx.tree_at(lambda m: m.price, chip.machine, dollars / HOUR)
         return machine, f"{chip.name} {dollars:g} USD/h as given"
     rent = chip.fields["rent"]
@@ -287,6 +296,20 @@ class Layout(NamedTuple):
     ep: int
     attention_dp: int
     cp: int
+
+    @property
+    def chips(self) -> int:
+        """Chips of a replica."""
+        return self.tp * self.pp
+
+    def text(self) -> str:
+        """Returns the degrees in words; those of 1 are left out.
+
+        >>> Layout(4, 1, 1, 1, 1).text(), Layout(8, 2, 8, 4, 1).text()
+        ('TP4', 'TP8 PP2 EP8 DP4')
+        """
+        names = zip(("TP", "PP", "EP", "DP", "CP"), self, strict=True)
+        return " ".join(f"{name}{n}" for name, n in names if n > 1 or name == "TP")
 
 
 def layouts(

@@ -16,6 +16,9 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from perfmodel import _labels
 from perfmodel._drawing import Drawing
+from perfmodel._overview import AXES as OVERVIEW_AXES
+from perfmodel._overview import overview_table
+from perfmodel._size_table import size_table
 from perfmodel._tables import (
     estimate_table,
     footnotes,
@@ -33,9 +36,10 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 __all__ = [
-    "Drawing", "console", "draw_files", "estimate_table", "footnotes", "frontier_table", "grid",
-    "headline", "lines", "load_dataset", "operators_table", "overlay_text", "save_dataset",
-    "save_frontier", "save_html", "save_png", "write",
+    "Drawing", "OVERVIEW_AXES", "console", "draw_files", "estimate_table", "footnotes",
+    "frontier_table", "grid", "headline", "lines", "load_dataset", "operators_table",
+    "overlay_text", "overview_table", "save_dataset", "save_frontier", "save_html", "save_png",
+    "save_size", "size_table", "write",
 ]  # fmt: skip
 
 WIDTH = 120
@@ -147,6 +151,22 @@ def save_frontier(
         drawing.start(request)
     if drawing is None or not drawing.finished():
         draw_files(**request)
+    return paths
+
+
+def save_size(dataset: "xr.Dataset", folder: str | os.PathLike[str]) -> dict[str, Path]:
+    """Writes the deployments of `size` into a folder as `size.nc` and `size.json`; returns the
+    paths by kind."""
+    from perfmodel import _json
+
+    paths = {kind: Path(folder) / f"size.{kind}" for kind in ("nc", "json")}
+    save_dataset(dataset, paths["nc"])
+
+    def make(part: str) -> None:
+        with open(part, "w", encoding="utf-8") as file:
+            file.write(_json.text(_json.size(dataset)) + "\n")
+
+    _replace(paths["json"], make)
     return paths
 
 

@@ -10,12 +10,13 @@ import pytest
 from hypothesis import strategies as st
 
 import perfmodel
-from perfmodel import cli
+from perfmodel import chips, cli
 
 MODEL, CHIP = "llama-3.3-70b", "h100"
 # One shape, so one program, for every frontier here.
 SEARCH = ["frontier", "llama-3.1-8b", "--chip", "h100", "--max-chips", "2", "--isl", "512"]
 SEARCH += ["--precision", "fp8"]
+SIZE = ["size", "llama-3.1-8b", "--rate", "1", "--chip", "h100", "--isl", "512", "--osl", "100"]
 DESIGN = ["estimate", MODEL, CHIP, "--tp", "8", "--batch", "4"]
 
 
@@ -55,7 +56,9 @@ def test_help_names_every_command(capsys):
     for arguments in ([], ["--help"]):
         status, out, _ = run(capsys, *arguments)
         assert status == 0
-        assert all(name in out for name in ("estimate", "frontier", "chips", "models", "study"))
+        assert all(
+            name in out for name in ("estimate", "frontier", "size", "chips", "models", "study")
+        )
 
 
 def test_version(capsys):
@@ -123,6 +126,41 @@ def test_frontier_without_any_plan_is_3(capsys):
     assert found["chips"][0]["obstacle"].startswith("tpot limit")
 
 
+def test_size_prints_and_writes(capsys, tmp_path):
+    arguments = [*SIZE, "--slo-tpot", "30ms", "--price", "h100=2", "--out", str(tmp_path)]
+    status, out, err = run(capsys, *arguments)
+    assert (status, err) == (0, "")
+    # 1 replica needed and 1 spare, of 1 chip each, in one server of 8 at 2 USD/h.
+    assert "2 chips in 1 whole node of 8, 8 in all; $16.00/h" in out
+    assert {p.name for p in tmp_path.iterdir()} == {"size.nc", "size.json"}
+    found = json.loads(run(capsys, *arguments, "--json")[1])
+    (row,) = found["deployments"]
+    assert (row["chips"], row["replicas"], row["needed_replicas"], row["nodes"]) == (2, 2, 1, 1)
+    assert row["headroom_left"] >= 1.2
+    assert row["provisioned_usd_per_hour"] == pytest.approx(16.0)
+    assert found["rate"] == 1.0 and found["chips"][0]["obstacle"] == ""
+    assert set(found["files"]) == {"nc", "json"} and found["command"].startswith("perfmodel size")
+
+
+def test_size_that_nothing_serves_is_3(capsys):
+    line = fails(capsys, 3, *SIZE, "--slo-tpot", "1us")
+    assert line.startswith("infeasible: ") and "h100_sxm: tpot limit" in line
+    status, out, _ = run(capsys, *SIZE, "--slo-tpot", "1us", "--json")
+    found = json.loads(out)
+    assert status == 3 and found["deployments"] == []
+    assert found["chips"][0]["obstacle"].startswith("tpot limit")
+    assert "chips: needs 2 " in fails(capsys, 3, *SIZE, "--max-chips", "1")
+
+
+def test_frontier_of_all_chips_gives_each_a_line(capsys):
+    small = [word if word != "h100" else "all" for word in SEARCH]
+    status, out, err = run(capsys, *small)
+    assert (status, err) == (0, "") and "a100_80gb_sxm: no fp8 kernel" in out
+    lines = out.splitlines()
+    for name in chips.names():
+        assert any(line.startswith((f"{name} ", f"{name}:")) for line in lines), name
+
+
 def test_chips_and_models(capsys):
     listed = json.loads(run(capsys, "chips", "--json")[1])
     mine = {chip["name"]: chip for chip in listed["chips"]}
@@ -174,6 +212,11 @@ BAD = {
     "price of nothing": (["frontier", MODEL, "--chip", CHIP, "--price", "=2"], "name is needed"),
     "absurd price": (["estimate", MODEL, CHIP, "--price", "1e6"], "at most 100,000"),
     "no chip": (["frontier", MODEL], "--chip"),
+    "no rate": (["size", MODEL], "--rate"),
+    "negative rate": (["size", MODEL, "--rate", "-1"], "positive number of requests"),
+    "unknown chip to size": (["size", MODEL, "--rate", "1", "--chip", "h10"], "h100_sxm"),
+    "unknown order": (["size", MODEL, "--rate", "1", "--by", "price"], "usd"),
+    "negative headroom": (["size", MODEL, "--rate", "1", "--headroom", "-1"], "0 or more"),
     "unknown axis": (["frontier", MODEL, "--chip", CHIP, "--x", "ttft"], "ttft_s"),
     "unknown option": (["estimate", MODEL, CHIP, "--bach", "2"], "--batch"),
     "unknown command": (["fronteir"], "frontier"),
