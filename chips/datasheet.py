@@ -17,6 +17,7 @@ from typing import Any
 from perfmodel import catalog
 from perfmodel.catalog import Field, Number, Sheet
 from perfmodel.errors import InputError, nearest, shorten
+from perfmodel.kernels import KERNELS
 
 FAMILIES = ("hbm_gpu",)
 """Chip families, by the name a datasheet gives."""
@@ -69,6 +70,12 @@ ASSUMPTIONS = (
 )
 
 _UNITS = {field.name: field.unit for field in FIELDS}
+
+# Kernels that expand narrow weights on the way in compute in 16 bits.
+_EXPANDED = ("w8a16", "w4a16")
+
+PEAK_FIELDS = {k: "peak_bf16" if k in _EXPANDED else f"peak_{k}" for k in KERNELS}
+"""The datasheet field that holds the peak of each kernel kind."""
 
 # Facts to show, or (the price) 0 where unknown: these may stay unknown.
 _OPTIONAL = ("rent", "cache_capacity", "server_power", "purchase")
@@ -185,6 +192,11 @@ def complete(sheet: Sheet, assumed: Sheet) -> dict[str, Number]:
             missing = Number(None, _UNITS[name], "unknown", note="not given")
             complete[name] = sheet.numbers.get(name, missing)
     return complete
+
+
+def supported(values: Mapping[str, float]) -> tuple[str, ...]:
+    """Returns the kernel kinds a chip has, those with a peak that is not 0."""
+    return tuple(kind for kind, field in PEAK_FIELDS.items() if values[field] > 0)
 
 
 def page(constants: Sequence[Field]) -> str:

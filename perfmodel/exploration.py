@@ -265,7 +265,7 @@ def _candidates(
         ("candidate_feasible", [best.feasible for best in found], "plans that are feasible"),
         ("candidate_points", [len(best.designs.tp) for best in found], "plans that none betters"),
         ("obstacle", list(obstacles), "why the chip has no plan, and what would help"),
-        ("candidate_kernels", [question.kernels_of(chip) for chip in asked.chips],
+        ("candidate_kernels", [chip.kernels_of() for chip in asked.chips],
          "whose kernel measurements the chip uses"),
         ("candidate_assumed", [question.assumed_of(chip) for chip in asked.chips],
          "datasheet numbers that are assumed of the chip"),

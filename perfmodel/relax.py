@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 Real = Any
@@ -170,6 +171,9 @@ def overlap(a: Array, b: Array) -> Array:
 
 def as_real(x: Real) -> Array:
     """Returns `x` as a floating-point array (float32, or float64 under x64)."""
+    if isinstance(x, int | float):
+        # Twice as fast by way of NumPy; a machine has a hundred such numbers.
+        x = np.asarray(x, dtype=jax.dtypes.canonicalize_dtype(float))
     return jnp.asarray(x, dtype=float)
 
 
