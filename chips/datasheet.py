@@ -38,6 +38,7 @@ FIELDS = (
     Field("link_bandwidth", "B/s", "to all peers, per chip, one direction", *_BYTES_PER_SECOND),
     Field("peer_bandwidth", "B/s", "to one peer, one direction", *_BYTES_PER_SECOND),
     Field("domain", "1", "chips joined by those links", 1.0, 1e6),
+    Field("chips_per_node", "1", "chips in one server or tray", 1.0, 1e6),
     Field("link_latency", "s", "one message from chip to chip", 0.0, 1.0),
     Field("nic_bandwidth", "B/s", "between domains, per chip, one direction", *_BYTES_PER_SECOND),
     Field("nic_efficiency", "1", "achieved share of that", 0.01, 1.0),
@@ -78,7 +79,7 @@ PEAK_FIELDS = {k: "peak_bf16" if k in _EXPANDED else f"peak_{k}" for k in KERNEL
 """The datasheet field that holds the peak of each kernel kind."""
 
 # Facts to show, or (the price) 0 where unknown: these may stay unknown.
-_OPTIONAL = ("rent", "cache_capacity", "server_power", "purchase")
+_OPTIONAL = ("rent", "cache_capacity", "chips_per_node", "server_power", "purchase")
 _FORMATS = ("peak_fp8", "peak_int8", "peak_fp4")
 _IDENTITY = ("name", "title", "vendor", "family", "generation", "year", "aliases")
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
@@ -132,9 +133,9 @@ def _check_consistent(numbers: Mapping[str, Number], where: str) -> None:
         if a is not None and b is not None and a > b:
             raise InputError(f"{where}: {small} {a:g} exceeds {large} {b:g}; {why}")
 
-    for narrow in _FORMATS:
-        if narrow in numbers and numbers[narrow].value:
-            ordered("peak_bf16", narrow, "a narrower format is not slower (0 if unsupported)")
+    # Integers are left out: a Blackwell Ultra multiplies them at a fifteenth of its 16-bit rate.
+    if numbers.get("peak_fp8") and numbers["peak_fp8"].value:
+        ordered("peak_bf16", "peak_fp8", "a narrower format is not slower (0 if unsupported)")
     if numbers.get("peak_fp4") and numbers["peak_fp4"].value:
         ordered("peak_fp8", "peak_fp4", "a narrower format is not slower (0 if unsupported)")
     ordered("peer_bandwidth", "link_bandwidth", "one peer cannot get more than all")
@@ -252,9 +253,9 @@ value, and a number without a source is assumed. GB are decimal; rates are dense
 direction, and power is that of the board.
 
 `[chip]` holds `name`, `family` (hbm_gpu) and may hold `title`, `vendor`, `generation`, `year` and
-`aliases`. A chip of a known `generation` (ampere, ada, hopper, blackwell, blackwell_workstation,
-cdna3) without kernel fits of its own takes those of a chip of its generation; any other takes the
-family's. Which one is shown with every constant.
+`aliases`. A chip of a measured `generation` (ampere, ada, hopper, blackwell,
+blackwell_workstation) without kernel fits of its own takes those of a chip of its generation; any
+other (cdna2, cdna3, cdna4) takes the family's. Which one is shown with every constant.
 """
 
 _CONSTANTS = """\
