@@ -64,6 +64,12 @@ class Chip:
         with jax.ensure_compile_time_eval():
             return family.machine(*self.inputs())
 
+    def with_machine(self, machine: "Machine") -> "Chip":
+        """Returns the chip with another machine: a question about a number of it."""
+        other = dataclasses.replace(self)
+        vars(other)["machine"] = machine  # where the cached property keeps it
+        return other
+
     def kernels_of(self) -> str:
         """Returns whose kernel measurements the chip uses: "its own", the name of a chip of its
         generation, or "its family" where there are neither.
