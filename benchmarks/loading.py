@@ -17,6 +17,7 @@ def run(quick: bool) -> Iterator[Result]:
     for what, names, load in (
         ("network", catalogue.names(), catalogue.load_model),
         ("chip", chips.names(), chips.load_chip),
+        ("chip and its machine", chips.names(), lambda name: chips.load_chip(name).machine),
     ):
         times = {name: _first(load, name, repeats) for name in names}
         slowest = max(times, key=times.__getitem__)

@@ -13,7 +13,7 @@ The origin is kept with every constant, so nothing stands in for something else 
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from typing import Any
@@ -21,7 +21,7 @@ from typing import Any
 from perfmodel import catalog
 from perfmodel.catalog import Field, Number, Sheet
 from perfmodel.errors import InputError
-from perfmodel.operators import KERNELS
+from perfmodel.kernels import KERNELS
 
 _SHARE = (0.01, 3.0)
 _TIME = (0.0, 1.0)
@@ -192,20 +192,24 @@ def resolve(sheet: Sheet, fits: Traversable | None = None) -> dict[str, Constant
     missing = [f.name for f in CONSTANTS if default.value(f.name) is None]
     if missing:
         raise InputError(f"fits/{family}.toml: missing {', '.join(missing[:5])}")
-    own = read_fit(fits, sheet.name) if sheet.name != family else None
-    candidates = [(own, "own fit")] if own else []
+    candidates = {} if sheet.name == family else {sheet.name: "own fit"}
     for name, other in generations(fits).items():
         if other and other == generation and name not in (sheet.name, family):
-            fit = read_fit(fits, name)
-            candidates += [(fit, f"{name} (same generation)")] if fit else []
-    return {field.name: _choose(field.name, candidates, default, sheet) for field in CONSTANTS}
+            candidates[name] = f"{name} (same generation)"
+    # Read when first needed: a fit takes longer to read than all else of a chip.
+    fitted = [(functools.partial(read_fit, fits, name), o) for name, o in candidates.items()]
+    return {field.name: _choose(field.name, fitted, default, sheet) for field in CONSTANTS}
 
 
 def _choose(
-    name: str, candidates: Sequence[tuple[Sheet, str]], default: Sheet, sheet: Sheet
+    name: str,
+    fitted: Sequence[tuple[Callable[[], Sheet | None], str]],
+    default: Sheet,
+    sheet: Sheet,
 ) -> Constant:
-    for fit, origin in candidates:
-        if fit.value(name) is not None:
+    for read, origin in fitted:
+        fit = read()
+        if fit is not None and fit.value(name) is not None:
             return _constant(fit.numbers[name], origin, fit)
     measured = _measured(name, sheet, default.numbers)
     if measured is not None:

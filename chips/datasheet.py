@@ -17,6 +17,7 @@ from typing import Any
 from perfmodel import catalog
 from perfmodel.catalog import Field, Number, Sheet
 from perfmodel.errors import InputError, nearest, shorten
+from perfmodel.kernels import KERNELS
 
 FAMILIES = ("hbm_gpu",)
 """Chip families, by the name a datasheet gives."""
@@ -37,6 +38,7 @@ FIELDS = (
     Field("link_bandwidth", "B/s", "to all peers, per chip, one direction", *_BYTES_PER_SECOND),
     Field("peer_bandwidth", "B/s", "to one peer, one direction", *_BYTES_PER_SECOND),
     Field("domain", "1", "chips joined by those links", 1.0, 1e6),
+    Field("chips_per_node", "1", "chips in one server or tray", 1.0, 1e6),
     Field("link_latency", "s", "one message from chip to chip", 0.0, 1.0),
     Field("nic_bandwidth", "B/s", "between domains, per chip, one direction", *_BYTES_PER_SECOND),
     Field("nic_efficiency", "1", "achieved share of that", 0.01, 1.0),
@@ -44,7 +46,6 @@ FIELDS = (
     Field("host_link_bandwidth", "B/s", "to host memory, one direction", *_BYTES_PER_SECOND),
     Field("tdp", "W", "board power limit of one chip", 1.0, 1e6),
     Field("idle_power", "W", "board power at rest", 0.0, 1e6),
-    Field("node", "1", "chips of one server, bought and installed together", 1.0, 1e6),
     Field("server_power", "W", "rated power of the server or rack, per chip", 1.0, 1e6),
     Field("rent", "USD/h", "on-demand price of one chip", 0.0, 1e5),
     Field("purchase", "USD", "price of one chip", 0.0, 1e9),
@@ -71,8 +72,14 @@ ASSUMPTIONS = (
 
 _UNITS = {field.name: field.unit for field in FIELDS}
 
+# Kernels that expand narrow weights on the way in compute in 16 bits.
+_EXPANDED = ("w8a16", "w4a16")
+
+PEAK_FIELDS = {k: "peak_bf16" if k in _EXPANDED else f"peak_{k}" for k in KERNELS}
+"""The datasheet field that holds the peak of each kernel kind."""
+
 # Facts to show, or (the price) 0 where unknown: these may stay unknown.
-_OPTIONAL = ("rent", "cache_capacity", "node", "server_power", "purchase")
+_OPTIONAL = ("rent", "cache_capacity", "chips_per_node", "server_power", "purchase")
 _FORMATS = ("peak_fp8", "peak_int8", "peak_fp4")
 _IDENTITY = ("name", "title", "vendor", "family", "generation", "year", "aliases")
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
@@ -126,9 +133,9 @@ def _check_consistent(numbers: Mapping[str, Number], where: str) -> None:
         if a is not None and b is not None and a > b:
             raise InputError(f"{where}: {small} {a:g} exceeds {large} {b:g}; {why}")
 
-    for narrow in _FORMATS:
-        if narrow in numbers and numbers[narrow].value:
-            ordered("peak_bf16", narrow, "a narrower format is not slower (0 if unsupported)")
+    # Integers are left out: a Blackwell Ultra multiplies them at a fifteenth of its 16-bit rate.
+    if numbers.get("peak_fp8") and numbers["peak_fp8"].value:
+        ordered("peak_bf16", "peak_fp8", "a narrower format is not slower (0 if unsupported)")
     if numbers.get("peak_fp4") and numbers["peak_fp4"].value:
         ordered("peak_fp8", "peak_fp4", "a narrower format is not slower (0 if unsupported)")
     ordered("peer_bandwidth", "link_bandwidth", "one peer cannot get more than all")
@@ -188,6 +195,11 @@ def complete(sheet: Sheet, assumed: Sheet) -> dict[str, Number]:
     return complete
 
 
+def supported(values: Mapping[str, float]) -> tuple[str, ...]:
+    """Returns the kernel kinds a chip has, those with a peak that is not 0."""
+    return tuple(kind for kind, field in PEAK_FIELDS.items() if values[field] > 0)
+
+
 def page(constants: Sequence[Field]) -> str:
     """Returns `docs/chip-fields.md`, made from the schema of datasheets and kernel constants."""
     return "\n".join((_INTRODUCTION, *_table(FIELDS), "", _CONSTANTS, *_table(constants), ""))
@@ -241,9 +253,9 @@ value, and a number without a source is assumed. GB are decimal; rates are dense
 direction, and power is that of the board.
 
 `[chip]` holds `name`, `family` (hbm_gpu) and may hold `title`, `vendor`, `generation`, `year` and
-`aliases`. A chip of a known `generation` (ampere, ada, hopper, blackwell, blackwell_workstation,
-cdna3) without kernel fits of its own takes those of a chip of its generation; any other takes the
-family's. Which one is shown with every constant.
+`aliases`. A chip of a measured `generation` (ampere, ada, hopper, blackwell,
+blackwell_workstation) without kernel fits of its own takes those of a chip of its generation; any
+other (cdna2, cdna3, cdna4) takes the family's. Which one is shown with every constant.
 """
 
 _CONSTANTS = """\

@@ -2,20 +2,21 @@
 
 import dataclasses
 import functools
+import importlib
 import os
 from collections.abc import Mapping
 from importlib.resources import files
 from importlib.resources.abc import Traversable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from perfmodel import catalog
 from perfmodel.catalog import Number, Sheet
-from perfmodel.chips import constants, datasheet, hbm_gpu
+from perfmodel.chips import constants, datasheet
 from perfmodel.chips.constants import Constant
 from perfmodel.errors import InputError
-from perfmodel.machine import Machine
 
-_FAMILY = {"hbm_gpu": hbm_gpu}
+if TYPE_CHECKING:
+    from perfmodel.machine import Machine
 
 
 class Row(NamedTuple):
@@ -40,7 +41,6 @@ class Chip:
         sheet: the datasheet as it was read.
         fields: every number of the family, with what the sheet leaves out filled in and marked.
         constants: every kernel constant, with whose fit it is.
-        machine: what timing, energy and cost know of the chip.
         supported: the matrix-product kernels it has.
         digest: changes with any value the machine was made from.
     """
@@ -50,9 +50,39 @@ class Chip:
     sheet: Sheet
     fields: Mapping[str, Number]
     constants: Mapping[str, Constant]
-    machine: Machine
     supported: tuple[str, ...]
     digest: str
+
+    @functools.cached_property
+    def machine(self) -> "Machine":
+        """What timing, energy and cost know of the chip, in the float type of its first use."""
+        # Made when asked for: JAX takes longer to load than the whole catalogue.
+        import jax
+
+        family = importlib.import_module(f"perfmodel.chips.{self.sheet.identity['family']}")
+        # Whoever asks first may be tracing; what is kept must hold numbers.
+        with jax.ensure_compile_time_eval():
+            return family.machine(*self.inputs())
+
+    def with_machine(self, machine: "Machine") -> "Chip":
+        """Returns the chip with another machine: a question about a number of it."""
+        other = dataclasses.replace(self)
+        vars(other)["machine"] = machine  # where the cached property keeps it
+        return other
+
+    def kernels_of(self) -> str:
+        """Returns whose kernel measurements the chip uses: "its own", the name of a chip of its
+        generation, or "its family" where there are neither.
+
+        >>> load_chip("h100").kernels_of(), load_chip("h200").kernels_of()
+        ('its own', 'h100_sxm')
+        """
+        matter = [f"kernels.{kind}." for kind in self.supported] + ["decode.", "context."]
+        origins = {c.origin for n, c in self.constants.items() if n.startswith(tuple(matter))}
+        if "own fit" in origins:
+            return "its own"
+        kin = sorted(origin.split(" ")[0] for origin in origins if "same generation" in origin)
+        return kin[0] if kin else "its family"
 
     def inputs(self) -> tuple[dict[str, float], dict[str, float]]:
         """Returns what the family function takes: datasheet fields and kernel constants."""
@@ -128,16 +158,17 @@ def build(sheet: Sheet, fits: Traversable | None = None) -> Chip:
     family = sheet.identity["family"]
     fields = datasheet.complete(sheet, datasheet.assumptions(family))
     found = constants.resolve(sheet, fits)
-    values = _values(fields), {name: constant.value for name, constant in found.items()}
+    values = _values(fields)
     return Chip(
         name=sheet.name,
         title=sheet.identity["title"],
         sheet=sheet,
         fields=fields,
         constants=found,
-        machine=_FAMILY[family].machine(*values),
-        supported=_FAMILY[family].supported(values[0]),
-        digest=catalog.digest({"fields": values[0], "constants": values[1]}),
+        supported=datasheet.supported(values),
+        digest=catalog.digest(
+            {"fields": values, "constants": {name: c.value for name, c in found.items()}}
+        ),
     )
 
 

@@ -15,13 +15,14 @@ Check points, from the numbers of the catalogue (`tests/test_chips.py` computes 
 | H200 | at rest and loaded | 80 and 593 W | measured |
 """
 
-import math
 from collections.abc import Mapping
 
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from perfmodel.chips.datasheet import PEAK_FIELDS
+from perfmodel.kernels import KERNELS
 from perfmodel.machine import (
     TIERS,
     Compute,
@@ -35,12 +36,8 @@ from perfmodel.machine import (
     Mesh,
     Power,
 )
-from perfmodel.operators import KERNELS
 from perfmodel.relax import Real, as_real, maximum
 from perfmodel.units import HOUR
-
-# Kernels that expand narrow weights on the way in compute in 16 bits.
-_PEAK = {"w8a16": "peak_bf16", "w4a16": "peak_bf16"}
 
 
 def _vector(values: list[Real]) -> Array:
@@ -94,7 +91,7 @@ def machine(fields: Mapping[str, Real], constants: Mapping[str, Real]) -> Machin
     compute_power = constants["power.compute_activity"] * dynamic
     memory_power = constants["power.memory_activity"] * dynamic
     link_power = constants["power.link_activity"] * dynamic
-    peaks = [fields[_PEAK.get(kind, f"peak_{kind}")] for kind in KERNELS]
+    peaks = [fields[PEAK_FIELDS[kind]] for kind in KERNELS]
     spill = fields["host_link_bandwidth"]
     absent = [0.0] * (TIERS - 1)
     zero, one, two = as_real(0.0), as_real(1.0), as_real(2.0)
@@ -151,9 +148,3 @@ def machine(fields: Mapping[str, Real], constants: Mapping[str, Real]) -> Machin
         power=Power(idle=fields["idle_power"], running=running, limit=fields["tdp"]),
         price=fields["rent"] / HOUR,
     )
-
-
-def supported(fields: Mapping[str, float]) -> tuple[str, ...]:
-    """Returns the kernel kinds the chip has, those with a peak that is not 0."""
-    peaks = {kind: fields[_PEAK.get(kind, f"peak_{kind}")] for kind in KERNELS}
-    return tuple(kind for kind, peak in peaks.items() if peak > 0 and math.isfinite(peak))

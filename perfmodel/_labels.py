@@ -33,7 +33,7 @@ _TITLES = {
 }
 
 
-# As `question.kernels_of` has it; this module must load without JAX.
+# As `Chip.kernels_of` has it; this module must load without JAX.
 OWN, FAMILY = "its own", "its family"
 
 _USED = (

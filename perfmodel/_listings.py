@@ -52,7 +52,6 @@ def _fact(chip: "Chip", field: str) -> tuple[float | None, bool]:
 
 def chips() -> Listing:
     """Returns every chip of the catalogue with its main numbers."""
-    from perfmodel import question
     from perfmodel.chips import load_chip, names
 
     heads = [(head, "right") for head, *_ in _FACTS]
@@ -72,7 +71,7 @@ def chips() -> Listing:
             {"name": name, "title": chip.title}
             | {key: facts[field][0] for _, field, key, _ in _FACTS}
             | {"assumed": [key for _, field, key, _ in _FACTS if facts[field][1]]}
-            | {"kernels": list(chip.supported), "kernel_measurements": question.kernels_of(chip)}
+            | {"kernels": list(chip.supported), "kernel_measurements": chip.kernels_of()}
         )
     notes = "peaks are dense · blank: unknown, or no such kernel · *: assumed"
     return Listing(_below(table, notes), _stamp() | {"chips": values})

@@ -158,7 +158,9 @@ def descend(
     """
     order = [layout for layout in layouts if layout.cp == 1]
     coarse = np.unique(np.geomspace(min(batches), max(batches), _START_BATCHES).round())
-    grid = _grid(order, coarse.astype(int), [*chunks][:: max(len(chunks) // 3, 1)], max_chips)
+    grid = _grid(
+        order, coarse.astype(int).tolist(), [*chunks][:: max(len(chunks) // 3, 1)], max_chips
+    )
     points, gains = _scores(asked, chip, kind, grid, axes)
     if not len(points.tp):
         return Descended(points, len(grid.tp), 0)

@@ -152,7 +152,7 @@ def _about(asked: Question, call: str) -> dict[str, Any]:
     """Returns how a design was made, and which numbers of its chip are not the chip's own."""
     (chip,) = asked.chips
     origins = {
-        "kernel_constants": question.kernels_of(chip),
+        "kernel_constants": chip.kernels_of(),
         "assumed": question.assumed_of(chip),
     }
     return asked.attributes(call) | origins | results.stamp()

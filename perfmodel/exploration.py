@@ -305,7 +305,7 @@ def candidates(
          "fewest chips in one stage that hold the model and one request; 0: none"),
         ("candidate_fits", [fit.words for fit in fits],
          "fewest chips by number format, and why there are none"),
-        ("candidate_kernels", [question.kernels_of(chip) for chip in asked.chips],
+        ("candidate_kernels", [chip.kernels_of() for chip in asked.chips],
          "whose kernel measurements the chip uses"),
         ("candidate_assumed", [question.assumed_of(chip) for chip in asked.chips],
          "datasheet numbers that are assumed of the chip"),

@@ -11,15 +11,12 @@ from typing import Any, Literal
 
 import equinox as eqx
 
+from perfmodel.kernels import KERNELS as KERNELS
 from perfmodel.relax import Real
 
 Phase = Literal["decode", "prefill"]
 
 CollectiveKind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
-
-KERNELS = ("bf16", "fp8", "int8", "fp4", "w8a16", "w4a16")
-"""Matrix-product kernel kinds: arithmetic in 16, 8 or 4 bits, or 16-bit arithmetic on weights
-that are expanded from 8 or 4 bits on the way in (weight-only quantisation)."""
 
 
 class AbstractOperator(eqx.Module):

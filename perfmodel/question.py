@@ -173,21 +173,6 @@ def unique_chips(chip_list: Sequence[ChipLike]) -> tuple[Chip, ...]:
     return tuple(found.values())
 
 
-def kernels_of(chip: Chip) -> str:
-    """Returns whose kernel measurements a chip uses: "its own", the name of a chip of its
-    generation, or "its family" where there are neither.
-
-    >>> kernels_of(chips.load_chip("h100")), kernels_of(chips.load_chip("h200"))
-    ('its own', 'h100_sxm')
-    """
-    matter = ("kernels.", "decode.", "context.")
-    origins = {row.origin for row in chip.numbers() if row.field.startswith(matter)}
-    if "own fit" in origins:
-        return "its own"
-    kin = sorted(origin.split(" ")[0] for origin in origins if "same generation" in origin)
-    return kin[0] if kin else "its family"
-
-
 def assumed_of(chip: Chip) -> str:
     """Returns the datasheet numbers that are assumed of a chip and count in a result, with commas.
 
@@ -195,7 +180,7 @@ def assumed_of(chip: Chip) -> str:
     'link_latency, nic_efficiency, nic_latency'
     """
     # Rents are told apart, with their kind; the others are facts to show.
-    aside = ("rent", "purchase", "node", "server_power", "cache_capacity")
+    aside = ("rent", "purchase", "chips_per_node", "server_power", "cache_capacity")
     found = (row for row in chip.numbers() if row.field in chip.fields and row.kind == "assumed")
     return ", ".join(row.field for row in found if row.value and row.field not in aside)
 

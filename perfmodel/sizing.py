@@ -98,7 +98,7 @@ def occupy(replica: Any, replicas: Any, node: int) -> Size:
 
 def node_of(chip: Chip) -> int:
     """Returns the chips of one server; 1 where a chip comes alone or no server is known."""
-    return int(chip.fields["node"].value or 1)
+    return int(chip.fields["chips_per_node"].value or 1)
 
 
 class Chosen(NamedTuple):

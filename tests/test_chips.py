@@ -2,6 +2,8 @@
 
 import dataclasses
 import pathlib
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from perfmodel import catalog, chips
+from perfmodel import catalog, chips, question
 from perfmodel.chips import constants, datasheet, entry, hbm_gpu
 from perfmodel.errors import InputError
 from perfmodel.fabric import all_reduce_seconds, local_bandwidth
@@ -111,17 +113,193 @@ def test_all_chips_stack():
         ("mi300x", "mi300x"),
         ("Instinct MI300X", "mi300x"),
         ("GB200", "gb200"),
+        ("gb200_nvl72", "gb200"),
+        ("gb300-nvl72", "gb300"),
         ("A100", "a100_80gb_sxm"),
+        ("a100_80gb", "a100_80gb_sxm"),
+        ("a100_40gb", "a100_40gb_sxm"),
+        ("NVIDIA A100-SXM4-40GB", "a100_40gb_sxm"),
+        ("a100_pcie", "a100_80gb_pcie"),
+        ("a800", "a800"),
+        ("h100_pcie", "h100_pcie"),
+        ("H100 NVL", "h100_nvl"),
+        ("NVIDIA H100 80GB HBM3", "h100_sxm"),
+        ("h200_sxm", "h200_sxm"),
+        ("h200_nvl", "h200_nvl"),
+        ("h20", "h20"),
+        ("h800_sxm", "h800"),
+        ("b200_sxm", "b200_sxm"),
+        ("b300", "b300_sxm"),
+        ("l4", "l4"),
+        ("l40s", "l40s"),
+        ("rtx4090", "rtx_4090"),
+        ("rtx_4090", "rtx_4090"),
+        ("4090", "rtx_4090"),
+        ("RTX 4090", "rtx_4090"),
+        ("rtx_pro_6000_server", "rtx_pro_6000"),
+        ("mi210", "mi210"),
+        ("AMD Instinct MI250X", "mi250x"),
+        ("mi325x", "mi325x"),
+        ("mi355x", "mi355x"),
     ],
 )
 def test_names_people_type(name: str, chip: str):
     assert chips.load_chip(name).name == chip
 
 
-@pytest.mark.parametrize(("name", "near"), [("h10", "h100_sxm"), ("mi300", "mi300x")])
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("h10", "h100_sxm"),
+        ("mi300", "mi300x"),
+        ("mi250", "mi250x"),  # 208 compute units and another peak: not an MI250X
+        ("l40", "l40s"),
+        ("rtx_409", "rtx_4090"),
+        ("h200x", "h200_sxm"),
+    ],
+)
 def test_names_that_are_no_chip(name: str, near: str):
-    with pytest.raises(InputError, match=f"unknown chip '{name}' .*{near}"):
+    with pytest.raises(InputError, match=f"unknown chip '{name}' .*{near}") as error:
         chips.load_chip(name)
+    assert "\n" not in str(error.value)
+
+
+# Typed from the makers' data sheets and the tables that cite them, apart from the catalogue: dense
+# bf16 and fp8 [TFLOP/s], fp4 [TFLOP/s], bandwidth [GB/s], memory as sold, chips joined, TDP [W].
+PUBLISHED = {
+    "a100_40gb_sxm": (312, 0, 0, 1555, 40, 8, 400),
+    "a100_80gb_sxm": (312, 0, 0, 2039, 80, 8, 400),
+    "a100_80gb_pcie": (312, 0, 0, 1935, 80, 2, 300),
+    "a800": (312, 0, 0, 2039, 80, 8, 400),
+    "h100_sxm": (989, 1979, 0, 3350, 80, 8, 700),
+    "h100_pcie": (756, 1513, 0, 2000, 80, 2, 350),
+    "h100_nvl": (835, 1671, 0, 3900, 94, 2, 400),
+    "h200_sxm": (989, 1979, 0, 4800, 141, 8, 700),
+    "h200_nvl": (835, 1671, 0, 4800, 141, 4, 600),
+    "h20": (148, 296, 0, 4000, 96, 8, 400),
+    "h800": (989, 1979, 0, 3350, 80, 8, 700),
+    "b200_sxm": (2250, 4500, 9000, 8000, 180, 8, 1000),
+    "gb200": (2500, 5000, 10000, 8000, 186, 72, 1200),
+    "b300_sxm": (2250, 4500, 14000, 8000, 288, 8, 1100),
+    "gb300": (2500, 5000, 15000, 8000, 288, 72, 1400),
+    "l4": (121, 242, 0, 300, 24, 8, 72),
+    "l40s": (362, 733, 0, 864, 48, 8, 350),
+    "rtx_4090": (165, 330, 0, 1008, 24, 8, 450),
+    "rtx_pro_6000": (468, 936, 1871, 1792, 96, 8, 600),
+    "mi210": (181, 0, 0, 1600, 64, 4, 300),
+    "mi250x": (191.5, 0, 0, 1638, 64, 8, 280),
+    "mi300x": (1307, 2615, 0, 5300, 192, 8, 750),
+    "mi325x": (1307, 2615, 0, 6000, 256, 8, 1000),
+    "mi355x": (2500, 5000, 10000, 8000, 288, 8, 1400),
+}
+
+
+def test_every_chip_is_in_the_check_table():
+    assert sorted(PUBLISHED) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_published_numbers(name: str):
+    machine = chips.load_chip(name).machine
+    bf16, fp8, fp4, bandwidth, sold, domain, tdp = PUBLISHED[name]
+    peaks = dict(zip(KERNELS, machine.kernels.peak.tolist(), strict=True))
+    assert peaks["bf16"] == pytest.approx(bf16 * 1e12, rel=2e-3)
+    assert peaks["fp8"] == pytest.approx(fp8 * 1e12, rel=2e-3)
+    assert peaks["fp4"] == pytest.approx(fp4 * 1e12, rel=1.1e-2)
+    assert float(machine.memory.bandwidth[0]) == pytest.approx(bandwidth * 1e9, rel=2e-3)
+    # Sold in GB or in GiB, less what error correction and the driver keep.
+    assert 0.955 * sold * 2**30 < float(machine.memory.capacity[0]) < 1.001 * sold * 2**30 or (
+        0.99 * sold * 1e9 < float(machine.memory.capacity[0]) < 1.08 * sold * 1e9
+    )
+    assert float(machine.fabric.domain) == domain and float(machine.power.limit) == tdp
+
+
+@pytest.mark.parametrize(
+    ("name", "total", "peer"),
+    [
+        ("h800", 200e9, 200e9),  # 400 GB/s both ways, where an H100 has 900
+        ("a800", 200e9, 200e9),  # 400 GB/s both ways, where an A100 has 600
+        ("h20", 450e9, 450e9),  # not cut
+        ("h100_nvl", 300e9, 300e9),  # a bridge of 600 GB/s both ways
+        ("h200_nvl", 450e9, 150e9),  # four cards, each joined to three
+        ("gb300", 900e9, 900e9),
+        ("rtx_4090", 31e9, 31e9),  # PCIe 4.0 x16
+        ("mi250x", 350e9, 50e9),  # seven links of 50 GB/s
+        ("mi355x", 535.5e9, 76.5e9),  # seven links of 76.5 GB/s
+    ],
+)
+def test_links(name: str, total: float, peer: float):
+    fabric = chips.load_chip(name).machine.fabric
+    assert float(fabric.bandwidth) == pytest.approx(total)
+    assert float(fabric.peer_bandwidth) == pytest.approx(peer)
+
+
+@pytest.mark.parametrize(
+    ("name", "fmt"),
+    [
+        ("a100", "fp8"),
+        ("a800", "fp8"),
+        ("a100_40gb", "nvfp4"),
+        ("mi210", "fp8"),
+        ("mi250x", "fp8"),
+        ("h100", "nvfp4"),
+        ("h20", "nvfp4"),
+        ("rtx_4090", "nvfp4"),
+        ("mi325x", "nvfp4"),
+    ],
+)
+def test_formats_a_chip_lacks_are_refused_in_one_line(name: str, fmt: str):
+    chip, asked = chips.load_chip(name), question.parse_precision(fmt)
+    with pytest.raises(InputError) as error:
+        question.check_kernel(chip, asked)
+    message = str(error.value)
+    assert message.startswith(f"{chip.name} has no {asked.kernel} kernel") and "\n" not in message
+
+
+@pytest.mark.parametrize("name", ["l4", "4090", "l40s", "h20", "h100_pcie", "mi325x", "mi355x"])
+def test_formats_a_chip_has(name: str):
+    question.check_kernel(chips.load_chip(name), question.parse_precision("fp8"))
+
+
+@pytest.mark.parametrize("name", ["b300", "gb300"])
+def test_blackwell_ultra_multiplies_integers_slower_than_16_bits(name: str):
+    peaks = dict(zip(KERNELS, chips.load_chip(name).machine.kernels.peak.tolist(), strict=True))
+    assert 0.0 < peaks["int8"] < 0.1 * peaks["bf16"] < peaks["fp8"]
+
+
+@pytest.mark.parametrize(
+    ("name", "whose"),
+    [
+        ("h20", "h100_sxm"),
+        ("h800", "h100_sxm"),
+        ("h200_nvl", "h100_sxm"),
+        ("a800", "a100_80gb_sxm"),
+        ("b300", "b200_sxm"),
+        ("rtx_4090", "l40s"),
+        ("l4", "l40s"),
+        ("mi210", "its family"),
+        ("mi355x", "its family"),
+    ],
+)
+def test_whose_kernels_a_chip_without_measurements_gets(name: str, whose: str):
+    chip = chips.load_chip(name)
+    assert chip.kernels_of() == whose
+    kinds = {row.kind for row in chip.numbers() if row.field.startswith("kernels.bf16")}
+    assert ("assumed" in kinds) == (whose == "its family")
+
+
+def test_listing_needs_no_jax():
+    code = (
+        "import sys; from perfmodel import chips; [chips.load_chip(n) for n in chips.names()]; "
+        "sys.exit('jax' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_machine_first_asked_for_under_a_trace_holds_numbers():
+    chip = load_text(SHEET)
+    assert float(jax.jit(lambda: chip.machine.power.limit * 1.0)()) == 500.0
+    assert float(chip.machine.power.limit) == 500.0
 
 
 def test_no_alias_has_two_meanings():
@@ -314,7 +492,7 @@ def test_derivatives_in_every_number(name: str):
     inputs = chips.load_chip(name).inputs()
     in_fields, in_constants = slopes(inputs)
     assert all(bool(jnp.isfinite(slope)) for slope in jax.tree.leaves((in_fields, in_constants)))
-    shown = {"cache_capacity", "node", "server_power", "purchase", "memory_efficiency"}
+    shown = {"cache_capacity", "server_power", "purchase", "memory_efficiency", "chips_per_node"}
     # A format that the chip lacks, at 0, still has the slope of its own peak.
     dead = {field for field, slope in in_fields.items() if not slope}
     assert {field for field in dead if not field.startswith("gemm_")} <= shown

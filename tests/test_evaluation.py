@@ -109,7 +109,7 @@ def test_no_margin() -> None:
     assert 0.0 < real.memory_margin < 0.02 and real.admitted == 1
     h200 = perfmodel.load_chip("h200")
     machine = eqx.tree_at(lambda m: m.memory.capacity, h200.machine, np.float32([141e9, 0, 0, 0]))
-    found = estimate(chip=dataclasses.replace(h200, machine=machine), engine=engine)
+    found = estimate(chip=h200.with_machine(machine), engine=engine)
     assert not found.feasible and found.memory_margin < 0 and found.binding == "memory"
     assert "the smallest TP that fits is 2" in found.advice.item()
 
