@@ -21,6 +21,7 @@ import equinox as eqx
 import jax.numpy as jnp
 from jax import Array
 
+from perfmodel.efficiencies import Efficiencies
 from perfmodel.operators import Attention, Matmul, Vector
 from perfmodel.relax import Real, as_real, ceil, inverse, maximum, minimum, overlap
 
@@ -273,6 +274,10 @@ class Usage(NamedTuple):
         """Returns the usage of `factor` repetitions, or a weighted part of a mean."""
         return Usage(*(None if part is None else part * factor for part in self))
 
+    def slowed(self, factor: Real) -> "Usage":
+        """Returns the same work in `factor` times the time, for the same energy."""
+        return self.scale(factor)._replace(joules=self.joules)
+
     @property
     def parts(self) -> tuple[Array, ...]:
         """Compute, weights, cache, network and latency [s], zero where absent."""
@@ -317,9 +322,12 @@ class Rank:
     spells out a kernel's rates or a group's links once.
     """
 
-    def __init__(self, machine: Machine, share: Real = 1.0) -> None:
+    def __init__(
+        self, machine: Machine, share: Real = 1.0, efficiencies: Efficiencies | None = None
+    ) -> None:
         self.machine = machine
         self.share = share
+        self.efficiencies = efficiencies
         self.bandwidth = machine.memory.bandwidth[0] * share
         self.units = machine.compute.units * share
         self.peak = machine.kernels.peak[0] * share
