@@ -48,8 +48,8 @@ _R = TypeVar("_R")
 
 def _along(
     inputs: Inputs, ways: Inputs, model: Model, load: Load, plan: Plan, precision: Precision
-) -> tuple[Array, Array]:
-    """Returns the outputs, and their derivatives in one direction."""
+) -> Array:
+    """Returns the derivatives of the outputs in one direction, shape [output]."""
 
     def outputs(at: Inputs) -> Array:
         found = serving.estimate(
@@ -58,7 +58,7 @@ def _along(
         design = results.Design(at.machine, model, plan, precision, found)
         return jnp.stack([results.BY_NAME[name].read(design) for name in OUTPUTS])
 
-    return jax.jvp(outputs, (inputs,), (ways,))
+    return jax.jvp(outputs, (inputs,), (ways,))[1]
 
 
 @functools.cache
@@ -66,9 +66,9 @@ def _program() -> Any:
     return jax.jit(_along, compiler_options=dict(designs.options()))
 
 
-def _derivatives(inputs: Inputs, *rest: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns the inputs, the outputs, and d output / d ln input; for an input at 0, d output /
-    d input. Shapes [input], [output] and [output, input]."""
+def _derivatives(inputs: Inputs, *rest: Any) -> np.ndarray:
+    """Returns d output / d ln input, and for an input at 0 d output / d input; shape [output,
+    input]."""
     leaves, structure = jax.tree.flatten(inputs)
     zeros = [np.zeros_like(leaf) for leaf in leaves]
     example = (inputs, inputs, *rest)
@@ -82,9 +82,7 @@ def _derivatives(inputs: Inputs, *rest: Any) -> tuple[np.ndarray, np.ndarray, np
             way[index] = leaf[index] or 1.0
             ways = jax.tree.unflatten(structure, [*zeros[:place], way, *zeros[place + 1 :]])
             found.append(program(fixed, ways, *rest))
-    outputs, slopes = jax.device_get((found[0][0], [slope for _, slope in found]))
-    values = np.concatenate([leaf.ravel() for leaf in leaves])
-    return values, outputs, np.stack(slopes, axis=1)
+    return np.stack(jax.device_get(found), axis=1).astype(float)
 
 
 def _same_keywords(of: Callable[_P, _R]) -> Callable[[Callable[..., _R]], Callable[_P, _R]]:
@@ -130,14 +128,17 @@ def sensitivity(*args: Any, **kwargs: Any) -> xr.Dataset:
     machine, precision, plan = jax.tree.map(lambda leaf: leaf[0], first)
     neutral = question.numbers(Efficiencies())
     inputs = Inputs(machine, question.numbers(asked.engine.engine), neutral)
-    values, outputs, slopes = _derivatives(inputs, asked.network, asked.load, plan, precision)
     names = listed(inputs, asked.chips[0], asked.engine, options["price"] is not None)
+    values = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(inputs)]).astype(float)
     # NaN where the design cannot run, and where the output does not exist (no price, one token).
-    runs = np.isfinite([float(verdict[name]) for name in OUTPUTS])
-    outputs = np.where(runs, outputs, np.nan).astype(float)
-    slopes = np.where(runs[:, None], slopes, np.nan).astype(float)
+    outputs = np.asarray([float(verdict[name]) for name in OUTPUTS])
+    runs = np.isfinite(outputs)
+    slopes = np.full((len(outputs), len(values)), np.nan)
+    if np.any(runs):
+        found = _derivatives(inputs, asked.network, asked.load, plan, precision)
+        slopes = np.where(runs[:, None], found, np.nan)
     at_zero = values == 0.0
-    sizes = np.where(at_zero, 1.0, values.astype(float))
+    sizes = np.where(at_zero, 1.0, values)
     elasticity = np.where(at_zero, np.nan, slopes / outputs[:, None])
     both = ("output", "input")
     texts = {
@@ -145,7 +146,7 @@ def sensitivity(*args: Any, **kwargs: Any) -> xr.Dataset:
         "unit": ("1", "unit of the input", [name.unit for name in names]),
         "group": ("1", f"where it belongs: {', '.join(GROUPS)}", [name.group for name in names]),
         "kind": ("1", "what is known of its value", [name.kind for name in names]),
-        "value": ("unit", "value of the input", values.astype(float)),
+        "value": ("unit", "value of the input", values),
     }
     table = xr.Dataset(
         {
