@@ -138,7 +138,9 @@ def _widths(sizes: np.ndarray, room: float) -> tuple[list[float], float]:
         if not np.any(narrow):
             break
         wide &= ~narrow
-    return [float(2 * _WORDS + scale * s) if w else _TITLE for s, w in zip(spans, wide)], scale
+    return [
+        float(2 * _WORDS + scale * s) if w else _TITLE for s, w in zip(spans, wide, strict=True)
+    ], scale
 
 
 def _panel(

@@ -1,4 +1,4 @@
-"""Every number that an estimate depends on beside model and plan, named: of chip, engine, operators.
+"""Every number an estimate depends on beside model and plan, named: of chip, engine, operators.
 
 A number of a chip has the name that its data sheet or its fit gives it (`memory_bandwidth`,
 `kernels.fp8.efficiency`), else that of its place in `Machine`. Units are SI.
