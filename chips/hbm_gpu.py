@@ -35,6 +35,7 @@ from perfmodel.machine import (
     Memory,
     Mesh,
     Power,
+    Products,
 )
 from perfmodel.relax import Real, as_real, maximum
 from perfmodel.units import HOUR
@@ -99,18 +100,17 @@ def machine(fields: Mapping[str, Real], constants: Mapping[str, Real]) -> Machin
 
     energy = _vector([_per(compute_power, peak) for peak in peaks])
 
-    def kernels(group: str) -> Kernels:
+    def products(group: str) -> dict[str, Array]:
         names = ("efficiency", "stream", "floor", "split_latency", "quantise")
-        found = {n: _vector([constants[f"{group}.{k}.{n}"] for k in KERNELS]) for n in names}
-        return Kernels(peak=_vector(peaks), energy=energy, **found)
+        return {n: _vector([constants[f"{group}.{k}.{n}"] for k in KERNELS]) for n in names}
 
     def part(group: str) -> dict[str, Real]:
         prefix = group + "."
         return {k.removeprefix(prefix): v for k, v in constants.items() if k.startswith(prefix)}
 
     return Machine(
-        kernels=kernels("kernels"),
-        experts=kernels("kernels"),
+        kernels=Kernels(peak=_vector(peaks), energy=energy, **products("kernels")),
+        experts=Products(**products("kernels")),
         compute=Compute(
             units=fields["units"],
             vector_peak=fields["peak_vector"],

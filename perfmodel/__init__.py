@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from perfmodel.models.catalogue import ModelEntry, load_model
     from perfmodel.models.transformer import Model
     from perfmodel.plan import Engine, Limits, Load, Plan
+    from perfmodel.sensitivities import sensitivity
     from perfmodel.serving import Estimate
     from perfmodel.sizing import size
 
@@ -53,6 +54,7 @@ _HOME = {
     "Limits": "plan",
     "Load": "plan",
     "Plan": "plan",
+    "sensitivity": "sensitivities",
     "Estimate": "serving",
     "size": "sizing",
 }
@@ -61,7 +63,7 @@ __all__ = [
     "Chip", "Engine", "EngineEntry", "Estimate", "Infeasible", "InputError", "Limits", "Load",
     "Machine", "Model", "ModelEntry", "PerfmodelError", "Plan", "Precision", "__version__",
     "enable_cache", "estimate", "frontier", "load_chip", "load_engine", "load_model",
-    "operator_table", "overlay", "precision", "size",
+    "operator_table", "overlay", "precision", "sensitivity", "size",
 ]  # fmt: skip
 
 

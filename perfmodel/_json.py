@@ -56,8 +56,14 @@ def rows(dataset: "xr.Dataset", dim: str) -> list[dict[str, Any]]:
     return [dict(zip(keys, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 
-def estimate(dataset: "xr.Dataset", operators: "xr.Dataset | None" = None) -> dict[str, Any]:
-    """Returns one design as a flat object; with the operator table as lists where given."""
+def estimate(
+    dataset: "xr.Dataset",
+    operators: "xr.Dataset | None" = None,
+    sensitivity: "xr.Dataset | None" = None,
+    files: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Returns one design as a flat object; with the operator table as lists, and what the design
+    depends on, where given."""
     numbers = {
         str(name): variable.values
         for name, variable in dataset.variables.items()
@@ -67,7 +73,26 @@ def estimate(dataset: "xr.Dataset", operators: "xr.Dataset | None" = None) -> di
     if operators is not None:
         found["steps"] = rows(operators, "phase")
         found["operators"] = rows(operators, "operator")
+    if sensitivity is not None:
+        found["sensitivity"] = _sensitivity(sensitivity)
+    if files:
+        found["files"] = dict(files)
     return found
+
+
+def _sensitivity(dataset: "xr.Dataset") -> dict[str, Any]:
+    """Returns elasticities and derivatives as one object per input, with a key per output."""
+    names = [str(name) for name in dataset["output"].values]
+    inputs = rows(dataset, "input")
+    for i, entry in enumerate(inputs):
+        for key in ("elasticity", "derivative"):
+            entry[key] = dict(zip(names, plain(dataset[key].values[:, i]), strict=True))
+    return {
+        "method": dataset.attrs["method"],
+        "main": dataset.attrs["main"],
+        "outputs": rows(dataset, "output"),
+        "inputs": inputs,
+    }
 
 
 def frontier(

@@ -6,7 +6,7 @@ longer than everything else in the file.
 
 import html
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ ROWS = 16
 """Most rows of the table per chip."""
 
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "cross", "x", "star")
-_FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
+FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 _INK, _GREY, _FAINT = "#1F2933", "#5F6B7A", "#E3E7EB"
 
 # Between marks, in the natural logarithm of the coordinates.
@@ -142,7 +142,7 @@ def figure(dataset: "xr.Dataset", measured: "xr.Dataset | None" = None) -> dict[
         for k, name in enumerate((x, y))
     ]
     layout = {
-        "font": {"family": _FONT, "size": 13, "color": _INK},
+        "font": {"family": FONT, "size": 13, "color": _INK},
         "paper_bgcolor": "white",
         "plot_bgcolor": "white",
         "xaxis": _axis(_labels.axis_title(dataset, x), logs[0]),
@@ -150,7 +150,7 @@ def figure(dataset: "xr.Dataset", measured: "xr.Dataset | None" = None) -> dict[
         "hovermode": "closest",
         "hoverlabel": {
             "align": "left", "bgcolor": "white",
-            "font": {"family": _FONT, "color": _INK, "size": 13},
+            "font": {"family": FONT, "color": _INK, "size": 13},
         },
         "legend": {
             "orientation": "h", "x": 0, "y": 1.02, "xanchor": "left", "yanchor": "bottom",
@@ -207,7 +207,7 @@ def _table(found: Sequence[Front], x: str) -> str:
 _STYLE = f"""
 :root {{ color-scheme: light; }}
 body {{ margin: 0 auto; max-width: 1180px; padding: 28px 28px 48px; background: white;
-       color: {_INK}; font: 15px/1.5 {_FONT}; }}
+       color: {_INK}; font: 15px/1.5 {FONT}; }}
 h1 {{ font-size: 25px; line-height: 1.25; margin: 0; }}
 .setting, .key, .notes {{ color: {_GREY}; }}
 .setting {{ margin: 4px 0 18px; }}
@@ -234,11 +234,29 @@ def page(
     x, y = _labels.axes(dataset)
     found = _labels.fronts(dataset)
     title = f"{_labels.model_title(str(dataset.attrs['model']))}: {_labels.trade_off(x, y)}"
-    # Inside a script element only "</" and "<!--" would end or open anything.
-    data = json.dumps(figure(dataset, measured), allow_nan=False).replace("<", "\\u003c")
-    script = files("plotly").joinpath("package_data", "plotly.min.js").read_text("utf-8")
     key = _marker_key(found) + (" &nbsp; ○ measured" if measured is not None else "")
     hint = "Point at a mark for its plan; click a chip to hide it, twice to see it alone."
+    return document(
+        title,
+        _labels.setting(dataset),
+        figure(dataset, measured),
+        f"{key}<br>{hint}",
+        notes,
+        "<h2>Points spread along each front</h2>",
+        f'<div class="wide">{_table(found, x)}</div>',
+    )
+
+
+def document(
+    title: str, setting: str, drawn: Mapping[str, Any], key: str, notes: Sequence[str], *below: str
+) -> str:
+    """Returns a page that loads nothing: title, setting, a plotly figure, its key, notes.
+
+    `key` and `below` are HTML; the other texts are not.
+    """
+    # Inside a script element only "</" and "<!--" would end or open anything.
+    data = json.dumps(drawn, allow_nan=False).replace("<", "\\u003c")
+    script = files("plotly").joinpath("package_data", "plotly.min.js").read_text("utf-8")
     listed = "".join(f"<li>{html.escape(note)}</li>" for note in notes)
     return "\n".join((
         "<!doctype html>",
@@ -247,12 +265,11 @@ def page(
         f"<title>{html.escape(title)}</title>",
         f"<style>{_STYLE}</style></head><body>",
         f"<h1>{html.escape(title)}</h1>",
-        f'<p class="setting">{html.escape(_labels.setting(dataset))}</p>',
+        f'<p class="setting">{html.escape(setting)}</p>',
         '<div id="figure"></div>',
-        f'<p class="key">{key}<br>{hint}</p>',
+        f'<p class="key">{key}</p>',
         f'<ul class="notes">{listed}</ul>',
-        "<h2>Points spread along each front</h2>",
-        f'<div class="wide">{_table(found, x)}</div>',
+        *below,
         f"<script>{script}</script>",
         f"<script>const f = {data};",
         "Plotly.newPlot('figure', f.data, f.layout, {responsive: true, displaylogo: false,",

@@ -1,12 +1,13 @@
 """Results as tables for a terminal: `rich` renderables made from Datasets."""
 
 import math
+import textwrap
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from perfmodel import _labels
+from perfmodel import _influences, _labels
 from perfmodel.errors import shorten
 from perfmodel.units import GB, si
 
@@ -355,3 +356,36 @@ def operators_table(dataset: "xr.Dataset") -> "Group":
         head = f"{kind}: {_labels.duration(float(duration))}, share in TPOT {float(weight):.1%}"
         shown += ["", lines(head, style="bold"), table]
     return Group(*shown)
+
+
+# ---- What a design depends on ----
+
+_SENTENCES = 5
+
+
+def sensitivity_table(dataset: "xr.Dataset") -> "Group":
+    """Returns what one per cent more of each input does to each output, by size for the first.
+
+    Inputs that move nothing by 0.005 % are left out; the Dataset has them all.
+    """
+    from rich.console import Group
+
+    names = _influences.outputs(dataset)
+    rows = _influences.influences(dataset)
+    if not rows:
+        return Group(lines("no elasticities: the design cannot run"))
+    top = [row for row in rows if not row.whole][:_SENTENCES]
+    said = [_influences.sentence(row, names[0], row.elasticities[0]) for row in top]
+    heads = [("\n".join(textwrap.wrap(_influences.words(name), 10)), "right") for name in names]
+    table = grid(("+1 % of", "left"), ("now", "right"), *heads)
+    for whole in (False, True):
+        part = [row for row in rows if row.whole == whole]
+        for place, row in enumerate(part):
+            cells = [_influences.percent(float(value)) for value in row.elasticities]
+            end = place == len(part) - 1
+            table.add_row(row.title + " *" * row.assumed, row.value, *cells, end_section=end)
+    mark = "* assumed" if any(row.assumed for row in rows) else ""
+    return Group(
+        "", lines("sensitivity", style="bold"), lines(*said), "", table,
+        lines(mark, *_influences.notes(dataset), style="dim"),
+    )  # fmt: skip

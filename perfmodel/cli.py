@@ -183,6 +183,13 @@ def estimate(
     operators: Annotated[
         bool, typer.Option("--operators", help="Open the steps down to their operators.")
     ] = False,
+    sensitivity: Annotated[
+        bool, typer.Option("--sensitivity", help="Tell what 1 % more of each number would do.")
+    ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Write sensitivity.nc, .png and .html there."),
+    ] = None,
     json: _Json = False,
 ) -> None:
     """Tell what one design achieves and what binds it.
@@ -197,6 +204,8 @@ def estimate(
         slo_ttft=_time(slo_ttft, "--slo-ttft"), slo_tpot=_time(slo_tpot, "--slo-tpot"),
         price=price,
     )  # fmt: skip
+    if out is not None and not sensitivity:
+        raise InputError("--out: there is something to write with --sensitivity only")
     with _working("evaluating", quiet=json):
         import perfmodel
         from perfmodel import report
@@ -205,14 +214,23 @@ def estimate(
         found = perfmodel.estimate(model, chip, **options).assign_attrs(_command(context))
         # The parts of a token's time are the operators', so the table opens them as well.
         opened = perfmodel.operator_table(model, chip, **options) if operators or not json else None
+        moved, files = None, {}
+        if sensitivity:
+            moved = perfmodel.sensitivity(model, chip, **options).assign_attrs(_command(context))
+            if out is not None and bool(moved["elasticity"].notnull().any()):
+                files = report.save_sensitivity(moved, out)
     if json:
         from perfmodel import _json
 
-        _print_json(_json.estimate(found, opened))
+        _print_json(_json.estimate(found, opened, moved, files))
     else:
         report.write(report.estimate_table(found, opened))
         if operators and opened is not None:
             report.write(report.operators_table(opened))
+        if moved is not None:
+            report.write(report.sensitivity_table(moved))
+        if files:
+            report.write("\n".join(f"wrote {path}" for path in files.values()))
     if not bool(found["feasible"]):
         raise Infeasible(f"{found['binding'].item()}: {found['advice'].item()}")
 

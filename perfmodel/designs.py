@@ -77,7 +77,7 @@ def designs(**columns: Any) -> Designs:
     return Designs(*np.broadcast_arrays(*(np.atleast_1d(v) for v in (defaults | columns).values())))
 
 
-def _options() -> Mapping[str, str]:
+def options() -> Mapping[str, str]:
     """Returns how the program is compiled."""
     return cache.UNFUSED if jax.default_backend() == "cpu" else {}
 
@@ -100,7 +100,7 @@ def _evaluate(
 
 @functools.cache
 def _program() -> Any:
-    return jax.jit(_evaluate, compiler_options=dict(_options()))
+    return jax.jit(_evaluate, compiler_options=dict(options()))
 
 
 def blocks(
@@ -122,7 +122,7 @@ def blocks(
         rows = np.minimum(np.arange(start, start + BLOCK), count - 1)
         part = jax.tree.map(lambda leaf, rows=rows: leaf[rows], plans)
         values = (machine, precision, part, asked.network, asked.load, engine, limits)
-        program = cache.stored("designs", _evaluate, values, _options()) or _program()
+        program = cache.stored("designs", _evaluate, values, options()) or _program()
         found = program(*values)
         if before is not None:
             yield before

@@ -25,7 +25,7 @@ from perfmodel.relax import Real
 from perfmodel.timing import total_usage, usage
 
 
-def _ask(
+def one_design(
     model: ModelLike,
     chip: ChipLike,
     *,
@@ -129,7 +129,7 @@ def estimate(
         activations=activations, kv=kv, engine=engine, slo_ttft=slo_ttft, slo_tpot=slo_tpot,
         price=price,
     )  # fmt: skip
-    asked, design = _ask(model, chip, **options)
+    asked, design = one_design(model, chip, **options)
     found = evaluate(asked, design)
     dataset = results.to_dataset(
         {name: value[0] for name, value in found.items()},
@@ -252,7 +252,7 @@ def operators(
         activations=activations, kv=kv, engine=engine, slo_ttft=slo_ttft, slo_tpot=slo_tpot,
         price=price,
     )  # fmt: skip
-    asked, design = _ask(model, chip, **options)
+    asked, design = one_design(model, chip, **options)
     first = (asked.machines, asked.precisions, design.plan(asked.network.is_mixture))
     machine, precision, plan = jax.tree.map(lambda leaf: leaf[0], first)
     engine_numbers = question.numbers(asked.engine.engine)

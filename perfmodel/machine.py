@@ -21,6 +21,7 @@ import equinox as eqx
 import jax.numpy as jnp
 from jax import Array
 
+from perfmodel.efficiencies import Efficiencies
 from perfmodel.operators import Attention, Matmul, Vector
 from perfmodel.relax import Real, as_real, ceil, inverse, maximum, minimum, overlap
 
@@ -32,25 +33,33 @@ def _real(**kwargs: Any) -> Any:
     return eqx.field(converter=as_real, **kwargs)
 
 
-class Kernels(eqx.Module):
-    """Matrix-product constants by kernel kind, each of shape [len(KERNELS)].
+class Products(eqx.Module):
+    """Constants of one make of matrix-product kernels by kind, each of shape [len(KERNELS)].
 
     Fields:
-        peak: dense datasheet rate [FLOP/s]; 0 where the chip has no such kernel.
         efficiency: achieved share of the peak at full tiles and waves (neutral 1).
         stream: achieved share of memory bandwidth (neutral 1).
         floor: time of the smallest product [s] (neutral 0).
         split_latency: extra serial time when the inner dimension is split over units [s] (0).
         quantise: extra traffic per activation element where a kernel quantises its input [B] (0).
-        energy: energy per FLOP [J] (0).
     """
 
-    peak: Array = _real()
     efficiency: Array = _real()
     stream: Array = _real()
     floor: Array = _real()
     split_latency: Array = _real()
     quantise: Array = _real()
+
+
+class Kernels(Products):
+    """Matrix products by kernel kind; arrays of shape [len(KERNELS)].
+
+    Fields beside those of `Products`:
+        peak: dense datasheet rate [FLOP/s]; 0 where the chip has no such kernel.
+        energy: energy per FLOP [J].
+    """
+
+    peak: Array = _real()
     energy: Array = _real()
 
 
@@ -235,7 +244,7 @@ class Machine(eqx.Module):
     """
 
     kernels: Kernels
-    experts: Kernels
+    experts: Products
     compute: Compute
     decode: DecodeAttention
     context: ContextAttention
@@ -274,6 +283,10 @@ class Usage(NamedTuple):
     def scale(self, factor: Real) -> "Usage":
         """Returns the usage of `factor` repetitions, or a weighted part of a mean."""
         return Usage(*(None if part is None else part * factor for part in self))
+
+    def slowed(self, factor: Real) -> "Usage":
+        """Returns the same work in `factor` times the time, for the same energy."""
+        return self.scale(factor)._replace(joules=self.joules)
 
     @property
     def parts(self) -> tuple[Array, ...]:
@@ -319,9 +332,12 @@ class Rank:
     spells out a kernel's rates or a group's links once.
     """
 
-    def __init__(self, machine: Machine, share: Real = 1.0) -> None:
+    def __init__(
+        self, machine: Machine, share: Real = 1.0, efficiencies: Efficiencies | None = None
+    ) -> None:
         self.machine = machine
         self.share = share
+        self.efficiencies = efficiencies
         self.bandwidth = machine.memory.bandwidth[0] * share
         self.units = machine.compute.units * share
         self.peak = machine.kernels.peak[0] * share
@@ -354,20 +370,20 @@ class Rank:
         label = "experts" if experts else "kernel"
         return self.once(label, kind, lambda: self._kernel(kind, which))
 
-    def _kernel(self, kind: Array, all_kinds: Kernels) -> KernelRates:
-        unit = self.machine.compute
+    def _kernel(self, kind: Array, make: Products) -> KernelRates:
+        all_kinds, unit = self.machine.kernels, self.machine.compute
 
         def pick(constants: Array) -> Array:
             return jnp.sum(constants * kind)
 
         # An unsupported kind is reported by a margin; here it must stay finite.
-        achieved = pick(all_kinds.efficiency) * maximum(pick(all_kinds.peak), 1e9)
+        achieved = pick(make.efficiency) * maximum(pick(all_kinds.peak), 1e9)
         return KernelRates(
             tile=2.0 * unit.tile_rows * unit.tile_columns * unit.units * inverse(achieved),
-            byte=self.per_byte * inverse(pick(all_kinds.stream)),
-            quantise=pick(all_kinds.quantise) * self.per_byte,
-            floor=pick(all_kinds.floor) + self.mesh_latency,
-            split=pick(all_kinds.split_latency),
+            byte=self.per_byte * inverse(pick(make.stream)),
+            quantise=pick(make.quantise) * self.per_byte,
+            floor=pick(make.floor) + self.mesh_latency,
+            split=pick(make.split_latency),
             joules=pick(all_kinds.energy),
         )
 

@@ -28,6 +28,7 @@ from perfmodel._tables import (
     lines,
     operators_table,
     overlay_text,
+    sensitivity_table,
 )
 from perfmodel.errors import InputError, shorten
 
@@ -39,7 +40,7 @@ __all__ = [
     "Drawing", "OVERVIEW_AXES", "console", "draw_files", "estimate_table", "footnotes",
     "frontier_table", "grid", "headline", "lines", "load_dataset", "operators_table",
     "overlay_text", "overview_table", "save_dataset", "save_frontier", "save_html", "save_png",
-    "save_size", "size_table", "write",
+    "save_sensitivity", "save_size", "sensitivity_table", "size_table", "write",
 ]  # fmt: skip
 
 WIDTH = 120
@@ -101,7 +102,12 @@ def save_png(
     """Writes the picture of a frontier, with measured points (of `overlay`) where given."""
     from perfmodel import _plots
 
-    picture = _plots.draw(dataset, measured)
+    _save_figure(_plots.draw(dataset, measured), path)
+
+
+def _save_figure(picture: Any, path: str | os.PathLike[str]) -> None:
+    from perfmodel import _plots
+
     _replace(
         path,
         lambda part: picture.savefig(
@@ -116,13 +122,28 @@ def save_html(
     """Writes the interactive page of a frontier: one file that loads nothing else."""
     from perfmodel import _page
 
-    text = _page.page(dataset, measured, [*headline(dataset)[1:], *footnotes(dataset)])
+    _save_text(_page.page(dataset, measured, [*headline(dataset)[1:], *footnotes(dataset)]), path)
 
+
+def _save_text(text: str, path: str | os.PathLike[str]) -> None:
     def make(part: str) -> None:
         with open(part, "w", encoding="utf-8") as file:
             file.write(text)
 
     _replace(path, make)
+
+
+def save_sensitivity(dataset: "xr.Dataset", folder: str | os.PathLike[str]) -> dict[str, Path]:
+    """Writes `sensitivity.nc`, `sensitivity.png` and `sensitivity.html` into a folder, the pictures
+    from the saved file; returns the paths by kind."""
+    from perfmodel import _tornado
+
+    paths = {kind: Path(folder) / f"sensitivity.{kind}" for kind in ("nc", "png", "html")}
+    save_dataset(dataset, paths["nc"])
+    saved = load_dataset(paths["nc"])
+    _save_figure(_tornado.draw(saved), paths["png"])
+    _save_text(_tornado.page(saved), paths["html"])
+    return paths
 
 
 def save_frontier(

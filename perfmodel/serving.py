@@ -26,6 +26,7 @@ import equinox as eqx
 import jax.numpy as jnp
 from jax import Array
 
+from perfmodel.efficiencies import Efficiencies
 from perfmodel.fabric import crossing_usage
 from perfmodel.formats import Precision
 from perfmodel.machine import Machine, Rank, Usage
@@ -353,6 +354,7 @@ def estimate(
     precision: Precision,
     engine: Engine,
     limits: Limits | None = None,
+    efficiencies: Efficiencies | None = None,
 ) -> Estimate:
     """Returns what one design achieves; a pure function of arrays, differentiable in all.
 
@@ -360,6 +362,7 @@ def estimate(
         machine: the chip. model: the network, with array leaves (see `relax.traced`).
         load, plan, precision, engine: traffic, layout, formats, software.
         limits: service levels for the TTFT and TPOT margins; none by default.
+        efficiencies: relative speed of each kind of operator; all as modelled by default.
     """
     asked = Limits() if limits is None else limits
     shard = plan.shard(machine)
@@ -374,7 +377,7 @@ def estimate(
 
     others = maximum(0.0, running - 1.0)
     micro, chunks, decode_step, mixed_step = passes(load, plan, prefill, running)
-    rank = Rank(machine, shard.share)
+    rank = Rank(machine, shard.share, efficiencies)
     decode = run_step(rank, model, decode_step, plan, precision, engine)
     mixed = run_step(rank, model, mixed_step, plan, precision, engine)
     # With one stage both are equal, always; the derivative is then that of the latency.

@@ -10,6 +10,7 @@ from perfmodel.operators import (
     Operators,
     Vector,
 )
+from perfmodel.relax import inverse
 
 
 def usage(op: Operator, rank: Rank) -> Usage:
@@ -17,6 +18,13 @@ def usage(op: Operator, rank: Rank) -> Usage:
 
     The kind of operator is static structure, so this is no branch in a traced program.
     """
+    spent = _usage(op, rank)
+    if rank.efficiencies is None:
+        return spent
+    return spent.slowed(inverse(rank.efficiencies.of(op)))
+
+
+def _usage(op: Operator, rank: Rank) -> Usage:
     match op:
         case Matmul():
             return matmul_usage(op, rank)
