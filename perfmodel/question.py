@@ -324,7 +324,8 @@ def own_precision(
     if weights is not None:
         return precision_name(weights, activations, kv)
     own = model.precision
-    return precision_name(own.weights, activations or own.activations, kv or own.kv)
+    experts = own.experts[:2] if own.experts is not None else ()
+    return precision_name(own.weights, activations or own.activations, kv or own.kv, *experts)
 
 
 def described(function: str, *args: Any, **kwargs: Any) -> str:
