@@ -160,9 +160,7 @@ _GEMMA2 = Architecture(
     typed=True,
     window_default=4096,
 )
-_GEMMA3 = dataclasses.replace(
-    _GEMMA2, classes=("Gemma3ForCausalLM",), qk_norm=1, windows="pattern"
-)
+_GEMMA3 = dataclasses.replace(_GEMMA2, classes=("Gemma3ForCausalLM",), qk_norm=1, windows="pattern")
 # Rotary layers see chunks and norm their queries and keys without weights; the others see all.
 _LLAMA4 = Architecture(
     ("Llama4ForCausalLM",),
@@ -231,9 +229,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         qk_norm="use_qk_norm",
         kv_default=False,
         head_dim=128,
-        routed=Routed(
-            "n_routed_experts", sparse="after", router_bias=1, shared="n_shared_experts"
-        ),
+        routed=Routed("n_routed_experts", sparse="after", router_bias=1, shared="n_shared_experts"),
     ),
     "minimax_m2": Architecture(
         ("MiniMaxM2ForCausalLM",),

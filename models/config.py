@@ -143,15 +143,18 @@ def _attention(
         "layer": (body.heads + body.kv_heads) * body.head_dim,
         "none": 0,
     }
-    # Norms without weights are those of rotary layers, which are the ones of chunks.
-    kinds = [(near and window is not None, near or arch.windows != "chunks") for near in local]
+    # With chunks, layers that see all keys are those without rotary positions: no norms there.
+    kinds = [
+        (near and window is not None, normed * int(near or arch.windows != "chunks"))
+        for near in local
+    ]
     for near, norms in sorted(set(kinds)):
         yield Block(
             kinds.count((near, norms)),
             dataclasses.replace(
                 body,
-                qk_norm=normed * norms,
-                qk_weights=normed * norms * elements[arch.qk_weights],
+                qk_norm=norms,
+                qk_weights=norms * elements[arch.qk_weights],
                 window=window if near else None,
                 span=("chunk" if arch.windows == "chunks" else "window") if near else "full",
             ),
@@ -266,7 +269,9 @@ def _nested(
     assert arch.nested is not None
     for meaning, key, value in _traits(config):
         if key not in _BESIDE:
-            raise InputError(f"{where}: {shorten(key, 40)} {show(value)} is not understood: {meaning}")
+            raise InputError(
+                f"{where}: {shorten(key, 40)} {show(value)} is not understood: {meaning}"
+            )
     if arch.nested not in config:
         raise InputError(f"{where}: {arch.nested} is missing{found(config, arch.nested)}")
     inner = config[arch.nested]

@@ -82,9 +82,7 @@ def _window(config: Mapping[str, Any], arch: Architecture, context: int, where: 
     return int(window) if active and window is not None and arch.windows != "none" else None
 
 
-def _planned(
-    config: Mapping[str, Any], arch: Architecture, layers: int, where: str
-) -> list[bool]:
+def _planned(config: Mapping[str, Any], arch: Architecture, layers: int, where: str) -> list[bool]:
     """Returns the layers that have a window where `layer_types` does not say."""
     if arch.windows == "late":
         first = _WINDOW_LAYERS

@@ -1,4 +1,4 @@
-"""Feed-forward layers: dense ones, gated (three matrices) or plain (two), and mixtures of experts."""
+"""Feed-forward layers: gated (three matrices) or plain (two), and mixtures of experts."""
 
 import math
 

@@ -145,8 +145,8 @@ def _experts_alone(quantization: Mapping[str, Any], model: Model | None, place: 
         if "*" not in whole and len(whole) != layers:
             why = "the list is cut" if cut else f"{len(whole)} of {layers} {kind} layers are whole"
             raise InputError(
-                f"{place}: {show(named)} is left out, but not all layers beside the experts ({why});"
-                " only one format for all layers, or for routed experts alone, is understood"
+                f"{place}: {show(named)} is left out, but not all beside the experts ({why}); "
+                "only one format for all layers, or for routed experts alone, is understood"
             )
     return True
 
