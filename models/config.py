@@ -45,6 +45,7 @@ _TRAITS = tuple(
         ("a layer input per embedding", r"per_layer_input"),
     )
 )
+_ELSEWHERE = ("mixture of experts", "sliding windows", "query and key norms")
 # Keys that a pattern above would catch, read elsewhere or without effect.
 _NOT_TRAITS = {"sliding_window", "use_sliding_window", "max_window_layers", "qk_norm_type"}
 # What stands beside the decoder of a network of several modalities, and is left out.
@@ -246,6 +247,8 @@ def _architecture(config: Mapping[str, Any], where: str) -> tuple[str, Architect
             reasons += [meaning for meaning, _, _ in _traits(nested)]
         if not is_off(config.get("auto_map")):
             reasons.insert(0, "points at remote code (auto_map)")
+        # What other rows understand is told only where nothing else is known.
+        reasons = [reason for reason in reasons if reason not in _ELSEWHERE] or reasons
         why = ": " + ", ".join(dict.fromkeys(reasons)) if reasons else ""
         raise InputError(
             f"{where}: model_type '{shorten(kind, 40)}' is not understood{why}; {_known(kind)}"

@@ -321,8 +321,8 @@ def parse_precision(text: str | PrecisionName) -> PrecisionName:
         raise InputError(
             f"precision: must be a format or weights/activations/kv, not {shorten(text, 40)!r}"
         )
-    rest = parts if len(parts) == 3 else (*parts, None, None)
-    return precision_name(*rest, *experts)
+    activations, kv = parts[1:] or (None, None)
+    return precision_name(parts[0], activations, kv, *experts)
 
 
 def own_precision(

@@ -7,6 +7,7 @@ import equinox as eqx
 import jax
 import pytest
 
+from perfmodel.errors import InputError
 from perfmodel.formats import precision, precision_numbers
 from perfmodel.models.attention import GroupedQueryAttention
 from perfmodel.models.catalogue import aliases, load_model, names
@@ -23,6 +24,7 @@ from perfmodel.models.transformer import (
     weight_bytes,
 )
 from perfmodel.operators import Attention, Matmul, Operators, total
+from perfmodel.question import own_precision, parse_precision
 from perfmodel.relax import traced
 from perfmodel.step import Chunk, Shard, Step, causal_pairs
 
@@ -447,3 +449,15 @@ def test_models_of_one_structure_share_a_program():
             count, *_ = counts(traced(model), traced(precision(fmt)), step, shard)
             assert count == pytest.approx(parameters(model), rel=1e-6)
     assert traces == len({jax.tree.structure(load_model(name).model) for name in names()}) == 8
+
+
+def test_the_file_s_expert_format_holds_until_weights_are_named():
+    entry = load_model("gpt-oss-20b")
+    assert str(own_precision(entry, None, None, None)) == "bf16+mxfp4/bf16"
+    assert str(own_precision(entry, None, None, "fp8")) == "bf16/bf16/fp8+mxfp4/bf16"
+    assert str(own_precision(entry, "fp8", None, None)) == "fp8"
+    for text in ("bf16+mxfp4/bf16", "bf16/bf16/fp8+nvfp4", "fp8"):
+        assert str(parse_precision(text)) == text
+    for text in ("bf16+", "bf16+fp8+fp8", "+fp8", "bf16+mxfp4/bf16/bf16"):
+        with pytest.raises(InputError, match="precision: must be a format"):
+            parse_precision(text)
