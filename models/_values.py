@@ -20,6 +20,11 @@ SYNONYMS = {
     "intermediate_size": ("ffn_dim", "ffn_hidden_size", "n_inner", "d_ff"),
     "max_position_embeddings": ("n_positions", "n_ctx", "max_seq_len", "max_sequence_length"),
     "vocab_size": ("n_vocab", "padded_vocab_size"),
+    "num_experts": ("num_local_experts", "n_routed_experts"),
+    "num_local_experts": ("num_experts", "n_routed_experts"),
+    "n_routed_experts": ("num_experts", "num_local_experts"),
+    "num_experts_per_tok": ("experts_per_token", "moe_topk", "top_k"),
+    "moe_intermediate_size": ("expert_intermediate_size", "ffn_dim"),
 }  # fmt: skip
 
 
@@ -55,14 +60,16 @@ def found(config: Mapping[str, Any], key: str) -> str:
     return f" (found {shorten(names[0], 40)})" if names else ""
 
 
-def size(config: Mapping[str, Any], key: str, where: str, high: int = SIZE_LIMIT) -> int:
-    """Returns the whole number at `key`, which must be there and between 1 and `high`."""
+def size(
+    config: Mapping[str, Any], key: str, where: str, high: int = SIZE_LIMIT, low: int = 1
+) -> int:
+    """Returns the whole number at `key`, which must be there and between `low` and `high`."""
     if key not in config:
         raise InputError(f"{where}: {key} is missing{found(config, key)}")
     value = config[key]
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= high:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise InputError(
-            f"{where}: {key} must be a whole number from 1 to {high}, not {show(value)}"
+            f"{where}: {key} must be a whole number from {low} to {high}, not {show(value)}"
         )
     return int(value)
 

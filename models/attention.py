@@ -48,8 +48,9 @@ class GroupedQueryAttention(eqx.Module):
     """Self-attention with `heads` query heads over `kv_heads` key-value heads of `head_dim`.
 
     Flags are numbers, 0 or 1, so that models that differ in them share one program:
-    `qkv_bias`, `output_bias`, `qk_norm` (a norm of each head's query and key), `sinks` (a learned
-    logit per head that keys compete with). `span` is static; `window` is its number of keys.
+    `qkv_bias`, `output_bias`, `qk_norm` (norms of query and key, with `qk_weights` elements),
+    `sinks` (a learned logit per head that keys compete with). `span` is static; `window` is its
+    number of keys.
     """
 
     heads: Real
@@ -58,6 +59,7 @@ class GroupedQueryAttention(eqx.Module):
     qkv_bias: Real = 0
     output_bias: Real = 0
     qk_norm: Real = 0
+    qk_weights: Real = 0
     sinks: Real = 0
     window: Real | None = None
     span: Span = eqx.field(static=True, default="full")
@@ -67,14 +69,10 @@ class GroupedQueryAttention(eqx.Module):
         width = (2 * self.heads + 2 * self.kv_heads) * self.head_dim
         return hidden * width
 
-    def active_matrices(self, hidden: Real) -> Real:
-        """Returns the elements of the weight matrices that one token is multiplied by."""
-        return self.matrices(hidden)
-
     def vectors(self, hidden: Real) -> Real:
         """Returns the elements of biases, norms and sinks."""
         qkv = (self.heads + 2 * self.kv_heads) * self.head_dim
-        norms = self.qk_norm * 2 * self.head_dim + self.sinks * self.heads
+        norms = self.qk_weights + self.sinks * self.heads
         return self.qkv_bias * qkv + self.output_bias * hidden + norms
 
     def weight_bytes(self, hidden: Real, precision: Precision, shard: Shard) -> Real:

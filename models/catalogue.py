@@ -33,8 +33,15 @@ from perfmodel.models.config import caveats, parse_config
 from perfmodel.models.quantization import suggested_precision
 from perfmodel.models.transformer import Model
 
-PUBLISHED = (Field("parameters", "1", "number of weights, each once", 1, 1e14, required=True),)
-"""The counts that a catalogue file holds, as its publisher gives them."""
+PUBLISHED = (
+    Field("parameters", "1", "number of weights, each once", 1, 1e14, required=True),
+    Field("active_parameters", "1", "number of weights that a token meets", 1, 1e14),
+)
+"""The counts that a catalogue file holds, as its publisher gives them.
+
+A rounded one has `low` and `high`, half of its last digit to either side, or wider where its note
+says what the publisher counts otherwise.
+"""
 
 _TEXTS = ("name", "title", "source", "confidence")
 
@@ -131,11 +138,12 @@ def _from_path(path: str) -> ModelEntry:
         stem = os.path.basename(os.path.dirname(os.path.abspath(file))) or stem
     name = shorten(stem if extension == ".json" else stem + extension)
     where = label(file)
+    model = parse_config(config, where)
     return ModelEntry(
         name=name,
         title=name,
-        model=parse_config(config, where),
-        precision=suggested_precision(config, where),
+        model=model,
+        precision=suggested_precision(config, where, model),
         source="the file given",
         confidence="not checked against a published count",
         published={},
@@ -151,11 +159,12 @@ def _from_catalogue(name: str) -> ModelEntry:
     card = _cards()[name]
     where = label(card.config)
     config = read_json(card.config)
+    model = parse_config(config, where)
     return ModelEntry(
         name=name,
         title=card.title,
-        model=parse_config(config, where),
-        precision=suggested_precision(config, where),
+        model=model,
+        precision=suggested_precision(config, where, model),
         source=card.source,
         confidence=card.confidence,
         published=card.published,

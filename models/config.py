@@ -1,14 +1,13 @@
 """A network's config.json read as a `Model`, with exact integers.
 
 The file is the one published beside the weights, in the format of the transformers library. Each
-`model_type` is a row of `ARCHITECTURES`: what its keys are called, what its class takes where a
-key is absent, and which biases and norms it has. Sizes are never taken from class defaults: a
-file without `hidden_size` is a mistake, not a 7B model.
+`model_type` is a row of `ARCHITECTURES`. Sizes are never taken from class defaults: a file without
+`hidden_size` is a mistake, not a 7B model.
 
-Only dense decoders with full attention are understood. Whatever else a file asks for (experts,
-latent attention, windows, recurrent layers, code of its own) is refused in one line, never
-modelled as something else. Keys that change no count (dropout, token ids, rotary bases) are
-ignored.
+Decoders of grouped-query attention (over all keys, a window or a chunk) and of feed-forward layers
+(dense or mixtures of experts) are understood. Whatever else a file asks for (latent attention,
+recurrent layers, code of its own) is refused in one line, never modelled as something else. Keys
+that change no count (dropout, token ids, rotary bases) are ignored.
 """
 
 import dataclasses
@@ -19,129 +18,18 @@ from typing import Any
 
 from perfmodel.errors import InputError, nearest, shorten
 from perfmodel.models._values import SYNONYMS, found, is_off, show, size, switch
+from perfmodel.models.architectures import ARCHITECTURES, Architecture, Flag, Routed
 from perfmodel.models.attention import GroupedQueryAttention
-from perfmodel.models.mlp import Mlp
+from perfmodel.models.layers import local_layers, routed_layers
+from perfmodel.models.mlp import MixtureOfExperts, Mlp
 from perfmodel.models.quantization import suggested_precision
 from perfmodel.models.transformer import Block, Model
-
-Flag = int | str
-"""0 or 1, or the name of the key that says which (false where absent)."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Architecture:
-    """How one `model_type` is read.
-
-    Fields: the `classes` its `architectures` key may name; the keys of the sizes; `gates` of the
-    feed-forward layer (2 with a gate, else 1); flags of biases and of query and key norms;
-    `norm_vectors` as in `Model`; `tied`, where `tie_word_embeddings` is absent;
-    `kv_default`, whether kv heads default to heads; `head_dim`, where that key is absent (None is
-    hidden / heads); `positions`, learned position embeddings beyond the longest context (None
-    where positions are rotary); `window`, whether a `sliding_window` acts without
-    `use_sliding_window`; `window_default`, where that key is absent; `fixed`, values that keys
-    must have where present.
-    """
-
-    classes: tuple[str, ...]
-    hidden: str = "hidden_size"
-    layers: str = "num_hidden_layers"
-    heads: str = "num_attention_heads"
-    kv_heads: str = "num_key_value_heads"
-    intermediate: str = "intermediate_size"
-    context: str = "max_position_embeddings"
-    activation: str = "hidden_act"
-    gates: int = 2
-    qkv_bias: Flag = 0
-    output_bias: Flag = 0
-    mlp_bias: Flag = 0
-    qk_norm: int = 0
-    norm_vectors: int = 1
-    tied: bool = False
-    kv_default: bool = True
-    head_dim: int | None = None
-    positions: int | None = None
-    window: bool = True
-    window_default: int | None = None
-    fixed: tuple[tuple[str, Any], ...] = ()
-
-    def required(self) -> tuple[str, ...]:
-        """Returns the keys of the sizes that a file must give."""
-        sizes = (self.hidden, self.layers, self.heads, self.intermediate, self.context)
-        return (*sizes, "vocab_size")
-
-    def optional(self) -> tuple[str, ...]:
-        """Returns the keys that change a count and may be left out."""
-        flags = [f for f in (self.qkv_bias, self.output_bias, self.mlp_bias) if isinstance(f, str)]
-        switches = ("tie_word_embeddings", "sliding_window", "use_sliding_window", "layer_types")
-        return (self.kv_heads, "head_dim", *flags, *switches)
-
-
-_QWEN2 = Architecture(("Qwen2ForCausalLM",), qkv_bias=1, kv_default=False, window=False)
-_BIASED = Architecture((), gates=1, qkv_bias=1, output_bias=1, mlp_bias=1, norm_vectors=2)
-
-ARCHITECTURES: Mapping[str, Architecture] = {
-    "llama": Architecture(
-        ("LlamaForCausalLM",),
-        qkv_bias="attention_bias",
-        output_bias="attention_bias",
-        mlp_bias="mlp_bias",
-    ),
-    "mistral": Architecture(("MistralForCausalLM",), kv_default=False, window_default=4096),
-    "qwen2": _QWEN2,
-    "qwen3": Architecture(
-        ("Qwen3ForCausalLM",),
-        qkv_bias="attention_bias",
-        output_bias="attention_bias",
-        qk_norm=1,
-        kv_default=False,
-        head_dim=128,
-        window=False,
-    ),
-    # Query, key and value in one matrix, gate and up in another: the same counts.
-    "phi3": Architecture(("Phi3ForCausalLM",)),
-    # Qwen2 with a draft layer, which is not part of a plain decoding step.
-    "mimo": dataclasses.replace(_QWEN2, classes=("MiMoForCausalLM",)),
-    # Norms without weights.
-    "olmo": Architecture(
-        ("OlmoForCausalLM",),
-        qkv_bias="attention_bias",
-        output_bias="attention_bias",
-        norm_vectors=0,
-    ),
-    "opt": dataclasses.replace(
-        _BIASED,
-        classes=("OPTForCausalLM",),
-        intermediate="ffn_dim",
-        activation="activation_function",
-        tied=True,
-        # Its position table starts at 2.
-        positions=2,
-        fixed=(
-            ("do_layer_norm_before", True),
-            ("enable_bias", True),
-            ("layer_norm_elementwise_affine", True),
-            ("_remove_final_layer_norm", False),
-        ),
-    ),
-    "gpt2": dataclasses.replace(
-        _BIASED,
-        classes=("GPT2LMHeadModel",),
-        hidden="n_embd",
-        layers="n_layer",
-        heads="n_head",
-        intermediate="n_inner",
-        context="n_positions",
-        activation="activation_function",
-        tied=True,
-        positions=0,
-    ),
-}
 
 # What a key says about a network beyond a dense decoder, for the reason given in a refusal.
 _TRAITS = tuple(
     (meaning, re.compile(pattern))
     for meaning, pattern in (
-        ("mixture of experts", r"expert|(^|_)moe(_|$)"),
+        ("mixture of experts", r"expert|(^|_)moe(_|$)|^(first_k_dense|mlp_only|shared_inter)"),
         ("latent attention", r"lora_rank|qk_nope|qk_rope"),
         ("state-space, linear or recurrent layers", r"mamba|ssm|(^|_)conv|^linear_|recurrent"),
         ("sliding windows", r"window|(^|_)swa(_|$)"),
@@ -157,8 +45,11 @@ _TRAITS = tuple(
         ("a layer input per embedding", r"per_layer_input"),
     )
 )
+_ELSEWHERE = ("mixture of experts", "sliding windows", "query and key norms")
 # Keys that a pattern above would catch, read elsewhere or without effect.
 _NOT_TRAITS = {"sliding_window", "use_sliding_window", "max_window_layers", "qk_norm_type"}
+# What stands beside the decoder of a network of several modalities, and is left out.
+_BESIDE = ("text_config", "vision_config")
 _DRAFT_LAYERS = ("num_nextn_predict_layers", "num_mtp_modules", "mtp_num_hidden_layers")
 
 _ACTIVATIONS = (
@@ -167,7 +58,10 @@ _ACTIVATIONS = (
 )  # fmt: skip
 
 # Largest sizes believed, far above any network built.
-_LIMITS = {"layers": 10_000, "heads": 100_000, "vocabulary": 100_000_000, "context": 10**9}
+_LIMITS = {
+    "layers": 10_000, "heads": 100_000, "experts": 100_000, "vocabulary": 100_000_000,
+    "context": 10**9,
+}  # fmt: skip
 _KEY_LIMIT = 1000
 # Keys that may only repeat the hidden width and the head width.
 _WIDTHS = ("word_embed_proj_dim", "v_head_dim")
@@ -189,55 +83,144 @@ def parse_config(config: Mapping[str, Any], where: str = "config.json") -> Model
     6738415616
     """
     kind, arch = _architecture(config, where)
+    whole, place = config, where
+    if arch.nested is not None:
+        config, where = _nested(config, kind, arch, where)
     _refuse_traits(config, kind, arch, where)
     _refuse_misspelt(config, arch, where)
-    suggested_precision(config, where)
     _check_activation(config, arch, where)
+    model = _model(config, kind, arch, where)
+    suggested_precision(whole, place, model)
+    return model
 
+
+def _model(config: Mapping[str, Any], kind: str, arch: Architecture, where: str) -> Model:
     hidden = size(config, arch.hidden, where)
     layers = size(config, arch.layers, where, _LIMITS["layers"])
     heads = size(config, arch.heads, where, _LIMITS["heads"])
     vocabulary = size(config, "vocab_size", where, _LIMITS["vocabulary"])
     context = size(config, arch.context, where, _LIMITS["context"])
-    if kind == "gpt2" and config.get(arch.intermediate) is None:
-        intermediate = 4 * hidden
-    else:
-        intermediate = size(config, arch.intermediate, where)
-    _check_window(config, arch, layers, context, where)
     head_dim = _head_dim(config, arch, hidden, heads, where)
-    _check_fixed(config, kind, arch, dict(zip(_WIDTHS, (hidden, head_dim), strict=True)), where)
-
+    widths = dict(zip(_WIDTHS, (hidden, head_dim), strict=True))
+    repeats = {key: config[original] for key, original in arch.repeated if original in config}
+    _check_fixed(config, kind, arch, widths | repeats, where)
     attention = GroupedQueryAttention(
         heads=heads,
         kv_heads=_kv_heads(config, arch, heads, where),
         head_dim=head_dim,
-        qkv_bias=_flag(config, arch.qkv_bias, where),
-        output_bias=_flag(config, arch.output_bias, where),
-        qk_norm=arch.qk_norm,
+        qkv_bias=_flag(config, arch, arch.qkv_bias, where),
+        output_bias=_flag(config, arch, arch.output_bias, where),
+        sinks=arch.sinks,
     )
-    mlp = Mlp(intermediate, gates=arch.gates, bias=_flag(config, arch.mlp_bias, where))
     return Model(
         hidden=hidden,
         vocabulary=vocabulary,
         tied=int(switch(config, "tie_word_embeddings", where, arch.tied)),
         max_context=context,
         layers=layers,
-        blocks=(Block(layers, attention), Block(layers, mlp)),
+        blocks=(
+            *_attention(config, arch, attention, layers, context, where),
+            *_feed_forward(config, arch, hidden, layers, where),
+        ),
         norm_vectors=arch.norm_vectors,
+        norms=arch.norms,
         positions=0 if arch.positions is None else context + arch.positions,
+    )
+
+
+def _attention(
+    config: Mapping[str, Any],
+    arch: Architecture,
+    body: GroupedQueryAttention,
+    layers: int,
+    context: int,
+    where: str,
+) -> Iterator[Block]:
+    """Yields the blocks of attention: layers that see all keys, then those that see near ones."""
+    local, window = local_layers(config, arch, layers, context, where)
+    normed = _flag(config, arch, arch.qk_norm, where)
+    elements = {
+        "head": 2 * body.head_dim,
+        "layer": (body.heads + body.kv_heads) * body.head_dim,
+        "none": 0,
+    }
+    # With chunks, layers that see all keys are those without rotary positions: no norms there.
+    kinds = [
+        (near and window is not None, normed * int(near or arch.windows != "chunks"))
+        for near in local
+    ]
+    for near, norms in sorted(set(kinds)):
+        yield Block(
+            kinds.count((near, norms)),
+            dataclasses.replace(
+                body,
+                qk_norm=norms,
+                qk_weights=norms * elements[arch.qk_weights],
+                window=window if near else None,
+                span=("chunk" if arch.windows == "chunks" else "window") if near else "full",
+            ),
+        )
+
+
+def _feed_forward(
+    config: Mapping[str, Any], arch: Architecture, hidden: int, layers: int, where: str
+) -> Iterator[Block]:
+    """Yields the blocks of feed-forward layers: dense ones, then mixtures of experts."""
+    sparse = routed_layers(config, arch.routed, layers, where).count(True)
+    if sparse < layers:
+        if arch.intermediate == "n_inner" and config.get("n_inner") is None:
+            width = 4 * hidden
+        else:
+            width = size(config, arch.intermediate, where)
+        bias = _flag(config, arch, arch.mlp_bias, where)
+        yield Block(layers - sparse, Mlp(width, gates=arch.gates, bias=bias))
+    if sparse and arch.routed is not None:
+        yield Block(sparse, _experts(config, arch, arch.routed, where))
+
+
+def _experts(
+    config: Mapping[str, Any], arch: Architecture, routed: Routed, where: str
+) -> MixtureOfExperts:
+    experts = size(config, routed.experts, where, _LIMITS["experts"])
+    top_k = size(config, routed.top_k, where, _LIMITS["experts"])
+    if top_k > experts:
+        raise InputError(
+            f"{where}: {routed.top_k} {top_k} exceeds {routed.experts} {experts}"
+            f" (nearest: {experts})"
+        )
+    width = size(config, routed.width, where)
+    shared = routed.shared
+    if isinstance(shared, str):
+        key = shared
+        off = key in config and config[key] is None
+        shared = 0 if off else size(config, key, where, _LIMITS["experts"], low=0)
+    return MixtureOfExperts(
+        experts=experts,
+        top_k=top_k,
+        intermediate=width,
+        gates=arch.gates,
+        bias=routed.bias,
+        router_bias=_flag(config, arch, routed.router_bias, where),
+        shared=Mlp(shared * width, gates=arch.gates) if shared else None,
     )
 
 
 def caveats(config: Mapping[str, Any]) -> tuple[str, ...]:
     """Returns what a config.json that is understood asks for and `parse_config` leaves out."""
+    kind = config.get("model_type")
+    arch = ARCHITECTURES.get(kind) if isinstance(kind, str) else None
+    nested = config.get(arch.nested) if arch is not None and arch.nested is not None else None
+    decoder = nested if isinstance(nested, Mapping) else config
     notes = [
         f"{key} {value}: draft layers are not counted"
         for key in _DRAFT_LAYERS
-        if not is_off(value := config.get(key)) and isinstance(value, int)
+        if not is_off(value := decoder.get(key)) and isinstance(value, int)
     ]
+    if nested is not None:
+        notes.append("only the decoder is counted, not the vision layers beside it")
     if not is_off(config.get("auto_map")):
-        kind = shorten(config.get("model_type"))
-        notes.append(f"auto_map points at remote code: ignored, read as a plain '{kind}'")
+        plain = shorten(kind)
+        notes.append(f"auto_map points at remote code: ignored, read as a plain '{plain}'")
     return tuple(notes)
 
 
@@ -264,6 +247,8 @@ def _architecture(config: Mapping[str, Any], where: str) -> tuple[str, Architect
             reasons += [meaning for meaning, _, _ in _traits(nested)]
         if not is_off(config.get("auto_map")):
             reasons.insert(0, "points at remote code (auto_map)")
+        # What other rows understand is told only where nothing else is known.
+        reasons = [reason for reason in reasons if reason not in _ELSEWHERE] or reasons
         why = ": " + ", ".join(dict.fromkeys(reasons)) if reasons else ""
         raise InputError(
             f"{where}: model_type '{shorten(kind, 40)}' is not understood{why}; {_known(kind)}"
@@ -280,15 +265,47 @@ def _architecture(config: Mapping[str, Any], where: str) -> tuple[str, Architect
     return kind, arch
 
 
-def _traits(config: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
-    """Yields (meaning, key, value) of what a config has beyond a dense decoder."""
+def _nested(
+    config: Mapping[str, Any], kind: str, arch: Architecture, where: str
+) -> tuple[Mapping[str, Any], str]:
+    """Returns the decoder's part of a network of several modalities, and its place."""
+    assert arch.nested is not None
+    for meaning, key, value in _traits(config):
+        if key not in _BESIDE:
+            raise InputError(
+                f"{where}: {shorten(key, 40)} {show(value)} is not understood: {meaning}"
+            )
+    if arch.nested not in config:
+        raise InputError(f"{where}: {arch.nested} is missing{found(config, arch.nested)}")
+    inner = config[arch.nested]
+    place = f"{where}: {arch.nested}"
+    if not isinstance(inner, Mapping) or not all(isinstance(key, str) for key in inner):
+        raise InputError(f"{place}: must be an object with text keys")
+    if len(inner) > _KEY_LIMIT:
+        raise InputError(f"{place}: more than {_KEY_LIMIT} keys; not a config.json")
+    inside = inner.get("model_type", f"{kind}_text")
+    if inside != f"{kind}_text":
+        raise InputError(
+            f"{place}: model_type {show(inside)} is not understood (nearest: {kind}_text)"
+        )
+    if "tie_word_embeddings" in config:
+        inner = {**inner, "tie_word_embeddings": config["tie_word_embeddings"]}
+    return inner, place
+
+
+def _traits(
+    config: Mapping[str, Any], read: frozenset[str] = frozenset()
+) -> Iterator[tuple[str, str, Any]]:
+    """Yields (meaning, key, value) of what a config has beyond a dense decoder and keys read."""
     for key, value in config.items():
-        if not isinstance(key, str) or is_off(value) or key in _NOT_TRAITS:
+        if not isinstance(key, str) or is_off(value) or key in _NOT_TRAITS or key in read:
             continue
         for meaning, pattern in _TRAITS:
             if pattern.search(key.lower()):
                 yield meaning, key, value
                 break
+    if read:
+        return
     types = config.get("layer_types")
     if isinstance(types, list) and any(t != "full_attention" for t in types):
         yield "layers of several kinds", "layer_types", types
@@ -297,21 +314,22 @@ def _traits(config: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
 
 
 def _refuse_traits(config: Mapping[str, Any], kind: str, arch: Architecture, where: str) -> None:
-    for meaning, key, value in _traits(config):
-        # Windows and layer types are weighed later, beside the sizes they depend on.
-        read_later = key in ("layer_types", "sliding_window")
-        if read_later or (arch.qk_norm and meaning == "query and key norms"):
+    reads = arch.reads()
+    for meaning, key, value in _traits(config, reads):
+        if arch.qk_norm and meaning == "query and key norms":
             continue
+        close = difflib.get_close_matches(key.lower()[:80], sorted(reads), n=1, cutoff=0.75)
+        hint = f" (nearest: {close[0]})" if close else ""
         raise InputError(
             f"{where}: {shorten(key, 40)} {show(value)} is not understood: {meaning}; "
-            f"model_type '{kind}' is read as a dense decoder with full attention"
+            f"no part of model_type '{kind}'{hint}"
         )
 
 
 def _refuse_misspelt(config: Mapping[str, Any], arch: Architecture, where: str) -> None:
     """Raises for a key that looks like one left out whose default would change the counts."""
     absent = [key for key in arch.optional() if key not in config]
-    known = {*arch.required(), *arch.optional(), *_WIDTHS}
+    known = {*arch.reads(), *_WIDTHS}
     for key in config:
         if key in known:
             continue
@@ -330,8 +348,8 @@ def _check_activation(config: Mapping[str, Any], arch: Architecture, where: str)
         raise InputError(f"{where}: unknown {arch.activation} {show(value)}{hint}")
 
 
-def _flag(config: Mapping[str, Any], flag: Flag, where: str) -> int:
-    return int(switch(config, flag, where, False)) if isinstance(flag, str) else flag
+def _flag(config: Mapping[str, Any], arch: Architecture, flag: Flag, where: str) -> int:
+    return int(switch(config, flag, where, flag in arch.on)) if isinstance(flag, str) else flag
 
 
 def _kv_heads(config: Mapping[str, Any], arch: Architecture, heads: int, where: str) -> int:
@@ -369,43 +387,11 @@ def _nearest_divisor(number: int, wanted: int) -> int:
     return high
 
 
-def _check_window(
-    config: Mapping[str, Any], arch: Architecture, layers: int, context: int, where: str
-) -> None:
-    types = config.get("layer_types")
-    if types is not None:
-        if not isinstance(types, list | tuple):
-            raise InputError(f"{where}: layer_types must be a list, not {show(types)}")
-        other = next((t for t in types if t != "full_attention"), None)
-        if other is not None:
-            raise InputError(
-                f"{where}: layer_types has {show(other)}, which is not understood"
-                " (nearest: 'full_attention')"
-            )
-        if len(types) != layers:
-            raise InputError(
-                f"{where}: layer_types names {len(types)} layers, {arch.layers} says {layers}"
-            )
-    active = switch(config, "use_sliding_window", where, arch.window)
-    window = config.get("sliding_window", arch.window_default)
-    if config.get("sliding_window") is not None:
-        window = size(config, "sliding_window", where, _LIMITS["context"])
-    # A window no shorter than the longest context never acts.
-    asked = config.get("use_sliding_window") is True
-    if active and (asked if window is None else window < context):
-        shown = "use_sliding_window true" if window is None else f"sliding_window {window}"
-        shown += "" if asked or "sliding_window" in config else ", its class default,"
-        raise InputError(
-            f"{where}: {shown} is not understood: attention would be windowed below the longest "
-            f"context {context} (nearest: full attention, sliding_window null)"
-        )
-
-
 def _check_fixed(
     config: Mapping[str, Any],
     kind: str,
     arch: Architecture,
-    sizes: Mapping[str, int],
+    sizes: Mapping[str, Any],
     where: str,
 ) -> None:
     for key, value in (*arch.fixed, *sizes.items()):

@@ -1,4 +1,4 @@
-"""Feed-forward layers: dense, gated (three matrices) or plain (two), and mixtures of experts."""
+"""Feed-forward layers: gated (three matrices) or plain (two), and mixtures of experts."""
 
 import math
 
@@ -60,10 +60,6 @@ class Mlp(eqx.Module):
     def matrices(self, hidden: Real) -> Real:
         """Returns the elements of the weight matrices."""
         return (self.gates + 1) * hidden * self.intermediate
-
-    def active_matrices(self, hidden: Real) -> Real:
-        """Returns the elements of the weight matrices that one token is multiplied by."""
-        return self.matrices(hidden)
 
     def vectors(self, hidden: Real) -> Real:
         """Returns the elements of biases."""
@@ -165,23 +161,23 @@ class MixtureOfExperts(eqx.Module):
     def _expert(self, hidden: Real) -> Real:
         return (self.gates + 1) * hidden * self.intermediate
 
+    def _biases(self, hidden: Real) -> Real:
+        return self.bias * (self.gates * self.intermediate + hidden)
+
     def matrices(self, hidden: Real) -> Real:
         """Returns the elements of the weight matrices, router included."""
         shared = 0 if self.shared is None else self.shared.matrices(hidden)
         router = hidden * (self.experts + self.shared_gate)
         return self.experts * self._expert(hidden) + router + shared
 
-    def active_matrices(self, hidden: Real) -> Real:
-        """Returns the elements of the weight matrices that one token is multiplied by."""
-        shared = 0 if self.shared is None else self.shared.matrices(hidden)
-        router = hidden * (self.experts + self.shared_gate)
-        return self.top_k * self._expert(hidden) + router + shared
+    def idle(self, hidden: Real) -> Real:
+        """Returns the elements, biases among them, of experts that a token does not take."""
+        return (self.experts - self.top_k) * (self._expert(hidden) + self._biases(hidden))
 
     def vectors(self, hidden: Real) -> Real:
         """Returns the elements of biases."""
         shared = 0 if self.shared is None else self.shared.vectors(hidden)
-        each = self.bias * (self.gates * self.intermediate + hidden)
-        return self.experts * each + self.router_bias * self.experts + shared
+        return self.experts * self._biases(hidden) + self.router_bias * self.experts + shared
 
     def _cut(self, shard: Shard) -> tuple[Real, Real]:
         """Returns the experts that one rank holds, and the width that it holds of each."""

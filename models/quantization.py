@@ -1,21 +1,43 @@
 """The number formats that a config.json asks for.
 
 Published quantised checkpoints say in `quantization_config` how their weights, activations and
-cache are stored. One format for all layers is understood, with embeddings, output head, norms and
-biases in 16 bits; a mixture is refused, never averaged.
+cache are stored. One format for all layers is understood, with embeddings, output head, routers,
+norms and biases in 16 bits; so is one for routed experts alone, with all the rest in 16 bits. Any
+other mixture is refused, never averaged.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from perfmodel.errors import InputError, nearest
 from perfmodel.formats import PrecisionName, precision_name
 from perfmodel.models._values import is_off, show
+from perfmodel.models.mlp import MixtureOfExperts
+from perfmodel.models.transformer import Model
 
 _EXCLUDED = ("modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules")
-# Modules that stay in 16 bits here too.
-_KEPT = re.compile(r"(^|\.)(lm_head|embed_tokens|wte|wpe|\w*norm\w*|gate|router)\*?$")
+# Modules that stay in 16 bits here too, or that no network here has.
+_KEPT = re.compile(
+    r"(^|\.)(lm_head|embed_tokens|wte|wpe|\w*norm\w*|gate|router|e_score_correction_bias)$"
+    r"|(^|\.)(vision_\w+|visual|embed_vision|multi_modal_projector)(\.|$)"
+)
+# Modules of which all together may stay in 16 bits beside quantised experts.
+_APART = re.compile(
+    r"(?:^|\.)(?:layers\.(?P<layer>\d+|\*)\.)?"
+    r"(?:(?P<attention>self_attn)|(?:mlp\.|feed_forward\.)?(?P<shared>shared_experts?)"
+    r"|(?P<dense>mlp|feed_forward)(?=\.(?:gate_proj|up_proj|down_proj|gate_up_proj)$))"
+    r"(?:\.(?P<product>q_proj|k_proj|v_proj|qkv_proj|o_proj|gate_proj|up_proj|down_proj"
+    r"|gate_up_proj))?$"
+)
+_FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+_PRODUCTS = {
+    "attention": {"q_proj", "k_proj", "v_proj", "o_proj"},
+    "shared": {"gate_proj", "up_proj", "down_proj"},
+    "dense": {"gate_proj", "up_proj", "down_proj"},
+}
+# How copies of long lists say that they were cut.
+_CUT = re.compile(r"\.\.\. ?truncated")
 _SIMPLE_METHODS = {"fp8": "fp8", "mxfp4": "mxfp4"}
 # Engines serve 32-bit checkpoints in 16 bits, too.
 _DTYPES = ("bfloat16", "float16", "float32", "auto")
@@ -31,10 +53,13 @@ _SCHEMES = {
 }
 
 
-def suggested_precision(config: Mapping[str, Any], where: str = "config.json") -> PrecisionName:
+def suggested_precision(
+    config: Mapping[str, Any], where: str = "config.json", model: Model | None = None
+) -> PrecisionName:
     """Returns the number formats that a config.json asks for; bf16 where it asks for none.
 
-    `quantization_config` must treat all layers alike; embeddings, head and norms stay in 16 bits.
+    `quantization_config` must treat all layers alike, or, in a network (`model`) with mixtures of
+    experts, quantise routed experts alone; embeddings, head, routers and norms stay in 16 bits.
 
     >>> str(suggested_precision({"quantization_config": {"quant_method": "fp8"}}))
     'fp8'
@@ -50,9 +75,12 @@ def suggested_precision(config: Mapping[str, Any], where: str = "config.json") -
     if not isinstance(method, str) or method not in _METHODS:
         hint = nearest(method, _METHODS) if isinstance(method, str) else _one_of(_METHODS)
         raise InputError(f"{place}: quant_method {show(method)} is not understood{hint}")
-    _refuse_mixed(quantization, place)
+    experts_alone = _experts_alone(quantization, model, place)
     weights, activations = _formats(quantization, method, place)
-    return precision_name(weights, activations, _cache_format(quantization, place))
+    cache = _cache_format(quantization, place)
+    if experts_alone:
+        return precision_name(kv=cache, experts=weights, expert_activations=activations)
+    return precision_name(weights, activations, cache)
 
 
 def _check_dtype(config: Mapping[str, Any], where: str) -> None:
@@ -68,7 +96,8 @@ def _one_of(names: Iterable[Any]) -> str:
     return f" (known: {', '.join(map(str, names))})"
 
 
-def _refuse_mixed(quantization: Mapping[str, Any], place: str) -> None:
+def _left_out(quantization: Mapping[str, Any], place: str) -> Iterator[tuple[str, str]]:
+    """Yields (as written, plain) names of modules that are left out of the quantisation."""
     for key in _EXCLUDED:
         entries = quantization.get(key)
         if entries is None:
@@ -76,13 +105,61 @@ def _refuse_mixed(quantization: Mapping[str, Any], place: str) -> None:
         if not isinstance(entries, list | tuple):
             raise InputError(f"{place}: {key} must be a list, not {show(entries)}")
         for entry in entries:
-            if not isinstance(entry, str) or not _KEPT.search(entry):
-                raise InputError(
-                    f"{place}: {key} leaves out {show(entry)}; only one format for all layers is "
-                    "understood"
-                )
+            if not isinstance(entry, str):
+                raise InputError(f"{place}: {key} must list names, not {show(entry)}")
+            # Globs, and regular expressions after "re:".
+            plain = entry.removeprefix("re:").replace("\\.", ".").replace(".*", "*")
+            yield entry, plain.strip("^$*.").replace("layers*", "layers.*.")
+
+
+def _experts_alone(quantization: Mapping[str, Any], model: Model | None, place: str) -> bool:
+    """Returns whether routed experts alone are quantised; raises for any other mixture."""
     if not is_off(quantization.get("sparsity_config")):
         raise InputError(f"{place}: sparsity_config is not understood")
+    mixture = model is not None and model.is_mixture
+    apart: dict[str, dict[str, set[str]]] = {}
+    cut, named = False, ""
+    for entry, plain in _left_out(quantization, place):
+        if _CUT.fullmatch(entry):
+            cut = True
+        elif not _KEPT.search(plain):
+            match = _APART.search(plain) if mixture else None
+            if match is None:
+                raise InputError(
+                    f"{place}: {show(entry)} is left out; only one format for all layers, or for "
+                    "routed experts alone, is understood"
+                )
+            named = named or entry
+            kind = next(kind for kind in _PRODUCTS if match[kind])
+            product = match["product"]
+            products = {*_FUSED.get(product, (product,))} if product else _PRODUCTS[kind]
+            layer = match["layer"] or "*"
+            apart.setdefault(kind, {}).setdefault(layer, set()).update(products)
+    if not apart:
+        # What a cut list still shows is kept in 16 bits here too: the rest is taken to be alike.
+        return False
+    assert model is not None
+    for kind, layers in _kinds(model).items():
+        found = apart.get(kind, {})
+        whole = [layer for layer, products in found.items() if products >= _PRODUCTS[kind]]
+        if "*" not in whole and len(whole) != layers:
+            why = "the list is cut" if cut else f"{len(whole)} of {layers} {kind} layers are whole"
+            raise InputError(
+                f"{place}: {show(named)} is left out, but not all beside the experts ({why}); "
+                "only one format for all layers, or for routed experts alone, is understood"
+            )
+    return True
+
+
+def _kinds(model: Model) -> dict[str, int]:
+    """Returns how many layers of each kind a network has beside its routed experts."""
+    mixtures = [block for block in model.blocks if isinstance(block.body, MixtureOfExperts)]
+    counts = {
+        "attention": sum(block.count for block in model.attention),
+        "shared": sum(b.count for b in mixtures if b.body.shared is not None),  # pyright: ignore
+        "dense": sum(block.count for block in model.feed_forward if block not in mixtures),
+    }
+    return {kind: count for kind, count in counts.items() if count}
 
 
 def _formats(quantization: Mapping[str, Any], method: str, place: str) -> tuple[str, str | None]:

@@ -99,9 +99,12 @@ def active_parameters(model: Model) -> Real:
 
     Of a mixture of experts, the chosen ones: for a dense network all of them.
     """
-    h = model.hidden
-    spared = sum(b.count * (b.body.matrices(h) - b.body.active_matrices(h)) for b in model.blocks)
-    return parameters(model) - spared
+    idle = (
+        block.count * block.body.idle(model.hidden)
+        for block in model.blocks
+        if isinstance(block.body, MixtureOfExperts)
+    )
+    return parameters(model) - sum(idle)
 
 
 def weight_bytes(model: Model, precision: Precision, shard: Shard | None = None) -> Real:

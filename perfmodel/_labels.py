@@ -6,6 +6,7 @@ figure can be made from a saved file.
 
 import dataclasses
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -83,11 +84,13 @@ def chip_title(name: str) -> str:
 def model_title(name: str) -> str:
     """Returns a model's name as people write it.
 
-    >>> model_title("llama-3.3-70b"), model_title("phi-4")
-    ('Llama-3.3-70B', 'Phi-4')
+    >>> model_title("llama-3.3-70b"), model_title("qwen3-235b-a22b-fp8"), model_title("gpt-oss-20b")
+    ('Llama-3.3-70B', 'Qwen3-235B-A22B-FP8', 'GPT-OSS-20B')
     """
-    words = [w.upper() if w[:1].isdigit() else w[:1].upper() + w[1:] for w in name.split("-")]
-    return "-".join(words)
+    words = [w[:1].upper() + w[1:] for w in name.split("-")]
+    whole = re.compile(r"fp\d|gpt|glm|opt|oss", re.IGNORECASE)
+    words = [w.upper() if whole.fullmatch(w) else w for w in words]
+    return "-".join(re.sub(r"(?<=\d)[bek]$", lambda end: end[0].upper(), w) for w in words)
 
 
 def short_precisions(names: Any) -> dict[str, str]:

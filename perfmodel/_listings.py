@@ -133,21 +133,24 @@ def models() -> Listing:
     """Returns every network of the catalogue with its counts."""
     from perfmodel.models.catalogue import load_model, names
 
-    heads = [(f"weights\n{name}", "right") for name in _FORMATS]
+    heads = [(f"stored\n{name}", "right") for name in _FORMATS]
     table = report.grid(
-        ("model", "left"), ("parameters", "right"), ("active", "right"),
-        ("KV a token\nbf16", "right"),
+        ("model", "left"), ("weights", "right"), ("active", "right"),
+        ("KV of a\ntoken", "right"),
         *heads, ("longest\ncontext", "right"),
     )  # fmt: skip
     values = [_counts(load_model(name)) for name in names()]
     for row in values:
         table.add_row(
-            row["name"], f"{row['parameters']:,}", si(row["active_parameters"]),
-            f"{row['kv_bytes_per_token']:,} B",
+            row["name"], si(row["parameters"], digits=4), si(row["active_parameters"]),
+            si(row["kv_bytes_per_token"], "B", 4),
             *(si(row["weight_bytes"][name], "B") for name in _FORMATS),
             f"{row['max_context_tokens']:,}",
         )  # fmt: skip
-    notes = "weights in the format named; embeddings, output head and norms stay in bf16"
+    notes = (
+        "all weights in the format named but embeddings, output head, routers and norms (bf16), "
+    )
+    notes += "as the KV cache; exact counts: perfmodel models NAME"
     return Listing(_below(table, notes), _stamp() | {"models": values})
 
 
@@ -208,9 +211,10 @@ def model(name: str) -> Listing:
         source = entry.sources.get(number.source)
         title = source.title if source else ""
         mine = counts.get(key)
-        same = " (the same)" if number.value == mine else f" (counted {mine:,})" if mine else ""
+        same = " (the same)" if number.covers(mine) else f" (counted {mine:,})" if mine else ""
         shown = f"{number.value:,.0f}" if number.value is not None else "unknown"
-        rows.append((f"published {key}", f"{shown}{same} – {title}"))
+        said = f" – {number.note}" if number.note else ""
+        rows.append((f"published {key.split('_')[0]}", f"{shown}{same} – {title}{said}"))
         published[key] = {"value": number.value, "kind": number.kind, "source": title}
     rows += [("formats the file asks for", str(entry.precision)), ("config.json", entry.source)]
     rows += [("note", note) for note in entry.notes]

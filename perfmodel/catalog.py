@@ -62,6 +62,14 @@ class Number:
     low: float | None = None
     high: float | None = None
 
+    def covers(self, value: float | None) -> bool:
+        """Returns whether another value is the same, or within the bounds where there are such."""
+        if self.value is None or value is None:
+            return False
+        low = self.value if self.low is None else self.low
+        high = self.value if self.high is None else self.high
+        return low <= value <= high
+
 
 @dataclasses.dataclass(frozen=True)
 class Source:

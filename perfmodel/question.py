@@ -378,17 +378,25 @@ def check_kernel(chip: Chip, names: PrecisionName) -> None:
 def parse_precision(text: str | PrecisionName) -> PrecisionName:
     """Returns a precision from the names of its formats: `weights` or `weights/activations/kv`.
 
+    Routed experts in another format follow after a plus sign: `weights` or `weights/activations`.
+
     >>> str(parse_precision("fp8")), str(parse_precision("int4/bf16/fp8"))
     ('fp8', 'int4/bf16/fp8')
+    >>> str(parse_precision("bf16+mxfp4"))
+    'bf16+mxfp4/bf16'
     """
     if isinstance(text, PrecisionName):
         return text
-    parts = [part.strip() for part in text.split("/")] if isinstance(text, str) else []
-    if len(parts) not in (1, 3) or not all(parts):
+    both = text.split("+") if isinstance(text, str) else []
+    parts, *routed = [[part.strip() for part in half.split("/")] for half in both] or [[]]
+    experts = routed[0] if routed else []
+    good = len(parts) in (1, 3) and len(routed) < 2 and len(experts) < 3
+    if not good or not all((*parts, *experts)):
         raise InputError(
             f"precision: must be a format or weights/activations/kv, not {shorten(text, 40)!r}"
         )
-    return precision_name(*parts)
+    activations, kv = parts[1:] or (None, None)
+    return precision_name(parts[0], activations, kv, *experts)
 
 
 def own_precision(
@@ -398,7 +406,8 @@ def own_precision(
     if weights is not None:
         return precision_name(weights, activations, kv)
     own = model.precision
-    return precision_name(own.weights, activations or own.activations, kv or own.kv)
+    experts = own.experts[:2] if own.experts is not None else ()
+    return precision_name(own.weights, activations or own.activations, kv or own.kv, *experts)
 
 
 def described(function: str, *args: Any, **kwargs: Any) -> str:

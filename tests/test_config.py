@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from perfmodel.errors import InputError
 from perfmodel.models.catalogue import load_model
 from perfmodel.models.config import ARCHITECTURES, caveats, parse_config
+from perfmodel.models.mlp import MixtureOfExperts, Mlp
 from perfmodel.models.quantization import suggested_precision
-from perfmodel.models.transformer import Model, parameters
+from perfmodel.models.transformer import Model, active_parameters, parameters
 
 SIZES = {
     "hidden_size": 4096,
@@ -158,12 +159,14 @@ def test_incidental_keys_change_nothing():
     ("kind", "keys", "reasons"),
     [
         ("deepseek_v3", {"n_routed_experts": 256, "kv_lora_rank": 512},
-         "mixture of experts, latent attention"),
-        ("mixtral", {"num_local_experts": 8}, "mixture of experts"),
+         "latent attention"),
         ("nemotron_h", {"mamba_num_heads": 64}, "state-space, linear or recurrent layers"),
-        ("gpt_oss", {"layer_types": ["sliding_attention"]}, "layers of several kinds"),
-        ("llama4", {"text_config": {"num_local_experts": 16}},
-         "several modalities, mixture of experts"),
+        ("step3p7", {"layer_types": ["sliding_attention"]}, "layers of several kinds"),
+        ("dbrx", {"num_experts": 16}, "mixture of experts"),
+        ("kimi_k25", {"text_config": {"n_routed_experts": 384}},
+         "several modalities"),
+        ("qwen3_next", {"full_attention_interval": 4, "linear_conv_kernel_dim": 4},
+         "layers of several kinds, state-space, linear or recurrent layers"),
         ("falcon", {"parallel_attn": True}, "attention beside the feed-forward layer"),
     ],
 )  # fmt: skip
@@ -175,7 +178,7 @@ def test_other_architectures_are_named_with_the_reason(kind: str, keys: dict, re
 
 
 def test_the_nearest_architecture_comes_first():
-    assert "known: qwen3, " in refusal(having(model_type="qwen3_moe"))
+    assert "known: qwen3_moe, " in refusal(having(model_type="qwen3_mo"))
     assert "known: llama, " in refusal(having(model_type="lama"))
 
 
@@ -200,21 +203,40 @@ def test_keys_that_change_the_network_are_named(key: str, value: Any, reason: st
     parse_config(having(**{key: None}))
 
 
-def test_active_windows_are_refused_and_idle_ones_are_not():
+def windows(config: dict[str, Any]) -> list[tuple[int, int | None, str]]:
+    return [(b.count, b.body.window, b.body.span) for b in parse_config(config).attention]
+
+
+def test_windows_as_each_class_has_them():
     mistral = {"model_type": "mistral", **SIZES, "max_position_embeddings": 32768}
-    message = refusal({**mistral, "sliding_window": 4096})
-    assert "sliding_window 4096 is not understood" in message
-    assert "(nearest: full attention, sliding_window null)" in message
-    # Left out, it is 4096 in this class; null is full attention.
-    assert "sliding_window 4096, its class default, is not understood" in refusal(mistral)
+    assert windows({**mistral, "sliding_window": 4096}) == [(32, 4096, "window")]
+    assert windows(mistral) == [(32, 4096, "window")]  # left out, it is 4096 in this class
     full = parse_config({**mistral, "sliding_window": None})
     assert parse_config({**mistral, "sliding_window": 4096, "use_sliding_window": False}) == full
     assert parse_config({**mistral, "sliding_window": 32768}) == full  # never acts
+    assert windows({**mistral, "sliding_window": 32767}) == [(32, 32767, "window")]
     qwen = {"model_type": "qwen2", **SIZES, "sliding_window": 4096}
-    parse_config(qwen)  # its class leaves windows off
-    assert "sliding_window 4096" in refusal({**qwen, "use_sliding_window": True})
-    assert "use_sliding_window true" in refusal(having(use_sliding_window=True))
+    assert windows(qwen) == [(32, None, "full")]  # its class leaves windows off
+    on = {**qwen, "use_sliding_window": True, "max_window_layers": 20}
+    assert windows(on) == [(20, None, "full"), (12, 4096, "window")]
+    assert windows({**on, "max_window_layers": 0}) == [(32, 4096, "window")]
+    del on["max_window_layers"]
+    assert windows(on) == [(28, None, "full"), (4, 4096, "window")]
+    gemma = {"model_type": "gemma2", **SIZES}
+    assert windows(gemma) == [(16, None, "full"), (16, 4096, "window")]
+    # Five local layers to a global one: of 32 layers 5 are global.
+    gemma = {"model_type": "gemma3_text", **SIZES, "sliding_window": 1024}
+    assert windows(gemma) == [(5, None, "full"), (27, 1024, "window")]
+    assert windows({**gemma, "sliding_window_pattern": 4})[0] == (8, None, "full")
     assert "sliding_window must be a whole number" in refusal({**mistral, "sliding_window": -1})
+    assert "sliding_window_pattern must be" in refusal({**gemma, "sliding_window_pattern": 0})
+
+
+def test_windows_that_a_class_has_not_are_refused():
+    assert "sliding_window 4096 is not understood" in refusal(having(sliding_window=4096))
+    assert "use_sliding_window true" in refusal(having(use_sliding_window=True))
+    message = refusal({"model_type": "phi3", **SIZES, "use_sliding_window": True})
+    assert "use_sliding_window true without a sliding_window" in message
 
 
 def test_layer_types():
@@ -224,6 +246,140 @@ def test_layer_types():
     assert "layer_types has 'sliding_attention'" in refusal(having(layer_types=mixed))
     assert "names 31 layers, num_hidden_layers says 32" in refusal(having(layer_types=full[1:]))
     assert "layer_types must be a list" in refusal(having(layer_types="full_attention"))
+    # Of a class that reads it, the list decides.
+    near = {"model_type": "qwen3", **SIZES, "sliding_window": 512, "use_sliding_window": True}
+    assert windows({**near, "layer_types": mixed}) == [(31, None, "full"), (1, 512, "window")]
+    assert "layer_types has 'chunked_attention'" in refusal(
+        {**near, "layer_types": ["chunked_attention", *mixed[1:]]}
+    )
+    # Of one that does not, it may only agree.
+    mistral = {"model_type": "mistral", **SIZES, "sliding_window": 512}
+    assert windows({**mistral, "layer_types": ["sliding_attention"] * 32}) == windows(mistral)
+    message = refusal({**mistral, "layer_types": ["sliding_attention"] * 31 + full[:1]})
+    assert "layer_types says 'full_attention' of layer 31, its class 'sliding_attention'" in message
+
+
+# ---- Mixtures of experts ----
+
+QWEN_MOE = {
+    "model_type": "qwen3_moe", **SIZES, "num_experts": 64, "num_experts_per_tok": 4,
+    "moe_intermediate_size": 1000,
+}  # fmt: skip
+GLM_MOE = {
+    "model_type": "glm4_moe", **SIZES, "n_routed_experts": 64, "num_experts_per_tok": 4,
+    "moe_intermediate_size": 1000, "n_shared_experts": 2, "first_k_dense_replace": 3,
+}  # fmt: skip
+LLAMA4 = {
+    "model_type": "llama4",
+    "text_config": {
+        **SIZES, "model_type": "llama4_text", "intermediate_size": 1000,
+        "intermediate_size_mlp": 3000, "num_local_experts": 16, "num_experts_per_tok": 1,
+        "interleave_moe_layer_step": 2,
+    },
+    "vision_config": {"hidden_size": 1408},
+}  # fmt: skip
+
+
+def feed_forward(config: dict[str, Any]) -> list[tuple[int, type]]:
+    return [(b.count, type(b.body)) for b in parse_config(config).feed_forward]
+
+
+def test_which_layers_are_mixtures():
+    assert feed_forward(QWEN_MOE) == [(32, MixtureOfExperts)]
+    steps = {**QWEN_MOE, "decoder_sparse_step": 3}
+    assert feed_forward(steps) == [(22, Mlp), (10, MixtureOfExperts)]
+    # Layers 2, 5, 8, … are mixtures; of 2 and 3 one is.
+    listed = {**steps, "mlp_only_layers": [2, 3]}
+    assert feed_forward(listed) == [(23, Mlp), (9, MixtureOfExperts)]
+    assert feed_forward(GLM_MOE) == [(3, Mlp), (29, MixtureOfExperts)]
+    assert feed_forward({**GLM_MOE, "first_k_dense_replace": 0}) == [(32, MixtureOfExperts)]
+    assert feed_forward(LLAMA4) == [(16, Mlp), (16, MixtureOfExperts)]
+    text = {**LLAMA4["text_config"], "moe_layers": [7]}
+    assert feed_forward({**LLAMA4, "text_config": text}) == [(31, Mlp), (1, MixtureOfExperts)]
+
+
+def test_a_mixture_by_hand():
+    # Layers 3 to 31: 64 experts and 2 shared of 3·4096·1000, a router of 4096·64 and 64
+    # corrections; layers 0 to 2: 3·4096·14336. Attention 4096·(2·32 + 2·8)·128, two norms.
+    expert = 3 * 4096 * 1000
+    rest = 32 * (4096 * 80 * 128 + 2 * 4096) + 3 * 3 * 4096 * 14336 + 2 * 128256 * 4096 + 4096
+    mixtures = 29 * (66 * expert + 4096 * 64 + 64)
+    model = parse_config(GLM_MOE)
+    assert parameters(model) == rest + mixtures
+    assert active_parameters(model) == rest + mixtures - 29 * 60 * expert
+    # Query, key and value products with a bias, the output product without; norms of one head.
+    more = parse_config({**GLM_MOE, "attention_bias": True, "use_qk_norm": True})
+    assert parameters(more) - parameters(model) == 32 * (48 * 128 + 2 * 128)
+
+
+def test_llama_4_has_chunks_where_positions_are_rotary():
+    assert windows(LLAMA4) == [(8, None, "full"), (24, 8192, "chunk")]
+    full, near = (b.body for b in parse_config(LLAMA4).attention)
+    assert (full.qk_norm, near.qk_norm, near.qk_weights) == (0, 1, 0)
+    text = {**LLAMA4["text_config"], "no_rope_layers": [1] * 30 + [0, 0]}
+    assert windows({**LLAMA4, "text_config": text}) == [(2, None, "full"), (30, 8192, "chunk")]
+    short = {**LLAMA4["text_config"], "max_position_embeddings": 8192, "use_qk_norm": False}
+    assert windows({**LLAMA4, "text_config": short}) == [(32, None, "full")]
+    dense, mixture = (b.body for b in parse_config(LLAMA4).feed_forward)
+    assert (dense.intermediate, mixture.intermediate) == (3000, 1000)
+    assert mixture.shared == Mlp(1000)
+
+
+def test_the_decoder_of_several_modalities():
+    flat = {**LLAMA4["text_config"]}
+    assert parse_config(LLAMA4) == parse_config(flat)
+    assert caveats(LLAMA4) == ("only the decoder is counted, not the vision layers beside it",)
+    assert caveats(flat) == ()
+    assert parse_config({**LLAMA4, "tie_word_embeddings": True}).tied == 1
+    assert "config.json: text_config is missing" in refusal({"model_type": "llama4"})
+    assert "text_config: must be an object" in refusal({**LLAMA4, "text_config": [1]})
+    assert "audio_config" in refusal({**LLAMA4, "audio_config": {"a": 1}})
+    other = {**LLAMA4, "text_config": {**flat, "model_type": "llama"}}
+    assert "text_config: model_type 'llama' is not understood (nearest: llama4_text)" in refusal(
+        other
+    )
+    small = {**LLAMA4, "text_config": {**flat, "num_experts_per_tok": 17}}
+    assert "text_config: num_experts_per_tok 17 exceeds num_local_experts 16" in refusal(small)
+
+
+@pytest.mark.parametrize(
+    ("config", "changes", "message"),
+    [
+        (QWEN_MOE, {"num_experts": None}, "num_experts must be a whole number"),
+        (QWEN_MOE, {"num_local_experts": 64}, "num_local_experts 64 is not understood: mixture"),
+        (QWEN_MOE, {"n_shared_experts": 1}, "n_shared_experts 1 is not understood: mixture"),
+        (QWEN_MOE, {"kv_lora_rank": 512}, "kv_lora_rank 512 is not understood: latent attention"),
+        (QWEN_MOE, {"mlp_only_layers": [32]}, "mlp_only_layers must be a list of layers from 0 to"),
+        (QWEN_MOE, {"mlp_only_layers": [True]}, "mlp_only_layers must be a list of layers"),
+        (QWEN_MOE, {"decoder_sparse_step": 0}, "decoder_sparse_step must be a whole number"),
+        (GLM_MOE, {"first_k_dense_replace": -1}, "first_k_dense_replace must be a whole number"),
+        (GLM_MOE, {"moe_layer_freq": 2}, "moe_layer_freq 2 is not understood: mixture"),
+        (GLM_MOE, {"index_topk": 2048}, "index_topk 2048 is not understood: sparse"),
+        (QWEN_MOE, {"decoder_sparse_steps": 2}, "(nearest: decoder_sparse_step)"),
+    ],
+)  # fmt: skip
+def test_mixtures_that_are_refused(config: dict, changes: dict, message: str):
+    assert message in refusal({**config, **changes})
+
+
+@pytest.mark.parametrize(
+    ("key", "config"),
+    [("num_experts", QWEN_MOE), ("moe_intermediate_size", QWEN_MOE),
+     ("num_experts_per_tok", QWEN_MOE), ("first_k_dense_replace", GLM_MOE),
+     ("n_shared_experts", GLM_MOE)],
+)  # fmt: skip
+def test_sizes_of_experts_are_never_guessed(key: str, config: dict):
+    assert f"{key} is missing" in refusal({k: v for k, v in config.items() if k != key})
+
+
+def test_gpt_oss_counts_may_only_agree():
+    config = {
+        "model_type": "gpt_oss", **SIZES, "num_local_experts": 32, "num_experts_per_tok": 4,
+        "experts_per_token": 4,
+    }  # fmt: skip
+    mixer = parse_config(config).attention[1].body
+    assert (mixer.qkv_bias, mixer.output_bias, mixer.sinks, mixer.window) == (1, 1, 1, 128)
+    assert "experts_per_token 2" in refusal({**config, "experts_per_token": 2})
 
 
 def test_remote_code():
@@ -338,6 +494,66 @@ def test_formats_that_are_refused(quantization: Any, reason: str):
     assert reason in refusal(having(quantization_config=quantization))
 
 
+def apart(method: str = "mxfp4", *left_out: str, **more: Any) -> dict[str, Any]:
+    return {"quant_method": method, "modules_to_not_convert": list(left_out), **more}
+
+
+ATTENTION = "model.layers.*.self_attn"
+
+
+@pytest.mark.parametrize(
+    ("config", "quantization", "formats"),
+    [
+        (QWEN_MOE, apart("fp8", "lm_head", "model.layers.0.mlp.gate"), "fp8"),
+        (QWEN_MOE, apart("fp8", "model.layers.0.input_layernorm", "...truncated"), "fp8"),
+        (QWEN_MOE, apart("fp8", "gate", "e_score_correction_bias"), "fp8"),
+        (QWEN_MOE, apart("mxfp4", ATTENTION, "model.layers.*.mlp.router", "lm_head"),
+         "bf16+mxfp4/bf16"),
+        (QWEN_MOE, apart("modelopt", ATTENTION + "*", quant_algo="NVFP4"), "bf16+nvfp4"),
+        (QWEN_MOE, apart("modelopt", ATTENTION, quant_algo="NVFP4", kv_cache_quant_algo="FP8"),
+         "bf16/bf16/fp8+nvfp4"),
+        (QWEN_MOE, apart("fp8", *(f"model.layers.{i}.self_attn" for i in range(32))),
+         "bf16+fp8"),
+        (QWEN_MOE, apart("fp8", *(f"model.layers.{i}.self_attn.{p}_proj" for i in range(32)
+                                  for p in "qkvo")), "bf16+fp8"),
+        (QWEN_MOE, compressed({"num_bits": 8, "type": "float"}, {"num_bits": 8, "type": "float"},
+                              ignore=["re:.*lm_head", "re:.*self_attn.*", "re:.*mlp.gate$"]),
+         "bf16+fp8"),
+        (GLM_MOE, apart("fp8", ATTENTION, "model.layers.*.mlp.shared_experts",
+                        *(f"model.layers.{i}.mlp.{p}_proj" for i in range(3)
+                          for p in ("gate", "up", "down"))), "bf16+fp8"),
+        (LLAMA4, apart("fp8", "language_model.model.layers.*.self_attn",
+                       "vision_model.model.layers.0.mlp.fc1", "multi_modal_projector",
+                       "language_model.model.layers.*.feed_forward.shared_expert",
+                       "language_model.model.layers.*.feed_forward.gate_up_proj",
+                       "language_model.model.layers.*.feed_forward.down_proj"), "bf16+fp8"),
+    ],
+    ids=range(11),
+)  # fmt: skip
+def test_formats_of_mixtures(config: dict, quantization: dict, formats: str):
+    config = {**config, "quantization_config": quantization}
+    model = parse_config(config)
+    assert str(suggested_precision(config, model=model)) == formats
+
+
+@pytest.mark.parametrize(
+    ("config", "quantization", "reason"),
+    [
+        (LLAMA, apart("fp8", ATTENTION), "only one format for all layers"),
+        (QWEN_MOE, apart("fp8", "model.layers.0.self_attn"), "1 of 32 attention layers are whole"),
+        (QWEN_MOE, apart("fp8", "model.layers.0.self_attn", "...truncated"), "the list is cut"),
+        (QWEN_MOE, apart("fp8", "model.layers.*.self_attn.o_proj"), "0 of 32 attention"),
+        (QWEN_MOE, apart("fp8", "model.layers.0.mlp.experts.0"), "experts.0' is left out"),
+        (QWEN_MOE, apart("fp8", "model.layers.9.mlp"), "mlp' is left out"),
+        (GLM_MOE, apart("fp8", ATTENTION), "0 of 29 shared layers are whole"),
+        (GLM_MOE, apart("fp8", "model.layers.*.mlp.shared_experts"), "0 of 32 attention layers"),
+    ],
+    ids=range(8),
+)
+def test_mixed_formats_that_are_refused(config: dict, quantization: dict, reason: str):
+    assert reason in refusal({**config, "quantization_config": quantization})
+
+
 # ---- Files ----
 
 
@@ -436,6 +652,10 @@ KEYS = st.sampled_from(
         *LLAMA, "head_dim", "tie_word_embeddings", "attention_bias", "mlp_bias", "layer_types",
         "sliding_window", "use_sliding_window", "quantization_config", "auto_map", "text_config",
         "num_experts", "n_embd", "v_head_dim", "word_embed_proj_dim", "use_qk_norm",
+        "num_local_experts", "n_routed_experts", "num_experts_per_tok", "moe_intermediate_size",
+        "n_shared_experts", "first_k_dense_replace", "decoder_sparse_step", "mlp_only_layers",
+        "moe_layers", "no_rope_layers", "interleave_moe_layer_step", "attention_chunk_size",
+        "sliding_window_pattern", "max_window_layers", "intermediate_size_mlp",
     ]
 )  # fmt: skip
 JUNK = st.recursive(
@@ -458,6 +678,11 @@ JUNK = st.recursive(
     ),
     max_leaves=8,
 )
+EXPERTS = {
+    "num_experts": 64, "num_local_experts": 64, "n_routed_experts": 64, "num_experts_per_tok": 4,
+    "moe_intermediate_size": 1000, "n_shared_experts": 1, "first_k_dense_replace": 1,
+    "intermediate_size_mlp": 3000,
+}  # fmt: skip
 quick = settings(
     max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
@@ -482,8 +707,16 @@ def parses_or_says_why(config: Any) -> None:
     dropped=st.sets(KEYS, max_size=2),
 )
 def test_changed_configurations(kind: str, changes: dict[str, Any], dropped: set[str]):
-    config = {"model_type": kind, **SIZES, **changes}
-    parses_or_says_why({k: v for k, v in config.items() if k not in dropped})
+    config = {"model_type": kind, **SIZES, **EXPERTS, **changes}
+    if ARCHITECTURES[kind].routed is None:
+        config = {k: v for k, v in config.items() if k not in EXPERTS or k in changes}
+    else:
+        named = {*ARCHITECTURES[kind].reads(), *changes, "model_type", "text_config"}
+        config = {k: v for k, v in config.items() if k in named}
+    config = {k: v for k, v in config.items() if k not in dropped}
+    if ARCHITECTURES[kind].nested is not None:
+        config = {"model_type": kind, "text_config": {**config, "model_type": f"{kind}_text"}}
+    parses_or_says_why(config)
 
 
 @quick

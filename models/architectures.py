@@ -1,0 +1,287 @@
+"""What each `model_type` of the transformers library means: a row of `ARCHITECTURES` per class.
+
+A row says what the keys of the sizes are called, what its class takes where a key is absent, which
+biases and norms it has, which layers see a window, and which are mixtures of experts. Adding a
+network of known parts is adding a row.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Literal
+
+Flag = int | str
+"""0 or 1, or the name of the key that says which (false where absent, unless in `on`)."""
+
+Windows = Literal["none", "all", "late", "alternate", "pattern", "chunks"]
+"""Which layers see only near keys: none; all; those from `max_window_layers`; every other one from
+the first; all but each last of `sliding_window_pattern`; those with rotary positions, by chunks."""
+
+Sparse = Literal["all", "steps", "after", "interleaved"]
+"""Which layers are mixtures of experts: all; each `decoder_sparse_step`th outside
+`mlp_only_layers`; those from `first_k_dense_replace`; each `interleave_moe_layer_step`th."""
+
+_WINDOW_KEYS: Mapping[Windows, tuple[str, ...]] = {
+    "late": ("max_window_layers",),
+    "pattern": ("sliding_window_pattern", "_sliding_window_pattern"),
+    "chunks": ("attention_chunk_size", "no_rope_layers", "no_rope_layer_interval"),
+}
+_SPARSE_KEYS: Mapping[Sparse, tuple[str, ...]] = {
+    "all": (),
+    "steps": ("decoder_sparse_step", "mlp_only_layers"),
+    "after": ("first_k_dense_replace",),
+    "interleaved": ("interleave_moe_layer_step", "moe_layers"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Routed:
+    """How the mixtures of experts of an architecture are read.
+
+    Fields: the keys of the number of `experts`, of those chosen and of their `width`; which layers
+    are such (`sparse`); flags of biases; `shared`, how many experts of the same width every token
+    takes besides, or the key of that number.
+    """
+
+    experts: str
+    width: str = "moe_intermediate_size"
+    top_k: str = "num_experts_per_tok"
+    sparse: Sparse = "all"
+    bias: int = 0
+    router_bias: Flag = 0
+    shared: int | str = 0
+
+    def keys(self) -> tuple[str, ...]:
+        """Returns the keys that are read."""
+        named = [key for key in (self.router_bias, self.shared) if isinstance(key, str)]
+        return (self.experts, self.width, self.top_k, *_SPARSE_KEYS[self.sparse], *named)
+
+
+@dataclasses.dataclass(frozen=True)
+class Architecture:
+    """How one `model_type` is read.
+
+    Fields: the `classes` its `architectures` key may name; `nested`, the key of the object that
+    holds the decoder, where vision layers stand beside it; the keys of the sizes; `gates` of the
+    feed-forward layer (2 with a gate, else 1); flags of biases, of attention `sinks` and of query
+    and key norms, whose weights are one head's (`qk_weights`), all heads' or none; `norm_vectors`
+    and `norms` as in `Model`; `on`, flags that are true where absent; `tied`, where
+    `tie_word_embeddings` is absent; `kv_default`, whether kv heads default to heads; `head_dim`,
+    where that key is absent (None is hidden / heads); `positions`, learned position embeddings
+    beyond the longest context (None where positions are rotary); `windows`, the layers that have
+    one, `typed` where `layer_types` overrides that; `window`, whether it acts without
+    `use_sliding_window`; `window_default`, its size where absent; `routed` experts; `fixed`, values
+    that keys must have where present; `repeated`, keys that may only repeat another.
+    """
+
+    classes: tuple[str, ...]
+    nested: str | None = None
+    hidden: str = "hidden_size"
+    layers: str = "num_hidden_layers"
+    heads: str = "num_attention_heads"
+    kv_heads: str = "num_key_value_heads"
+    intermediate: str = "intermediate_size"
+    context: str = "max_position_embeddings"
+    activation: str = "hidden_act"
+    gates: int = 2
+    qkv_bias: Flag = 0
+    output_bias: Flag = 0
+    mlp_bias: Flag = 0
+    qk_norm: Flag = 0
+    qk_weights: Literal["head", "layer", "none"] = "head"
+    sinks: int = 0
+    norm_vectors: int = 1
+    norms: int = 1
+    on: tuple[str, ...] = ()
+    tied: bool = False
+    kv_default: bool = True
+    head_dim: int | None = None
+    positions: int | None = None
+    windows: Windows = "none"
+    typed: bool = False
+    window: bool = True
+    window_default: int | None = None
+    routed: Routed | None = None
+    fixed: tuple[tuple[str, Any], ...] = ()
+    repeated: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def window_key(self) -> str:
+        """The key of the number of keys that a layer with a window sees."""
+        return "attention_chunk_size" if self.windows == "chunks" else "sliding_window"
+
+    def required(self) -> tuple[str, ...]:
+        """Returns the keys of the sizes that a file must give."""
+        sizes = (self.hidden, self.layers, self.heads, self.intermediate, self.context)
+        return (*sizes, "vocab_size")
+
+    def optional(self) -> tuple[str, ...]:
+        """Returns the keys that change a count and may be left out."""
+        flags = (self.qkv_bias, self.output_bias, self.mlp_bias, self.qk_norm)
+        named = [flag for flag in flags if isinstance(flag, str)]
+        switches = ("tie_word_embeddings", "sliding_window", "use_sliding_window", "layer_types")
+        routed = () if self.routed is None else self.routed.keys()
+        windows = _WINDOW_KEYS.get(self.windows, ())
+        return (self.kv_heads, "head_dim", *named, *switches, *windows, *routed)
+
+    def reads(self) -> frozenset[str]:
+        """Returns all keys that count."""
+        more = (key for key, _ in (*self.fixed, *self.repeated))
+        return frozenset((*self.required(), *self.optional(), *more))
+
+
+_QWEN2 = Architecture(
+    ("Qwen2ForCausalLM",),
+    qkv_bias=1,
+    kv_default=False,
+    windows="late",
+    typed=True,
+    window=False,
+    window_default=4096,
+)
+_QWEN3 = dataclasses.replace(
+    _QWEN2,
+    classes=("Qwen3ForCausalLM",),
+    qkv_bias="attention_bias",
+    output_bias="attention_bias",
+    qk_norm=1,
+    head_dim=128,
+)
+_BIASED = Architecture((), gates=1, qkv_bias=1, output_bias=1, mlp_bias=1, norm_vectors=2)
+_GEMMA2 = Architecture(
+    ("Gemma2ForCausalLM",),
+    activation="hidden_activation",
+    qkv_bias="attention_bias",
+    output_bias="attention_bias",
+    norms=2,
+    tied=True,
+    kv_default=False,
+    head_dim=256,
+    windows="alternate",
+    typed=True,
+    window_default=4096,
+)
+_GEMMA3 = dataclasses.replace(_GEMMA2, classes=("Gemma3ForCausalLM",), qk_norm=1, windows="pattern")
+# Rotary layers see chunks and norm their queries and keys without weights; the others see all.
+_LLAMA4 = Architecture(
+    ("Llama4ForCausalLM",),
+    intermediate="intermediate_size_mlp",
+    qkv_bias="attention_bias",
+    output_bias="attention_bias",
+    qk_norm="use_qk_norm",
+    qk_weights="none",
+    on=("use_qk_norm",),
+    kv_default=False,
+    head_dim=128,
+    windows="chunks",
+    typed=True,
+    window_default=8192,
+    routed=Routed("num_local_experts", "intermediate_size", sparse="interleaved", shared=1),
+)
+
+ARCHITECTURES: Mapping[str, Architecture] = {
+    "llama": Architecture(
+        ("LlamaForCausalLM",),
+        qkv_bias="attention_bias",
+        output_bias="attention_bias",
+        mlp_bias="mlp_bias",
+    ),
+    "mistral": Architecture(
+        ("MistralForCausalLM",), kv_default=False, windows="all", window_default=4096
+    ),
+    "mixtral": Architecture(
+        ("MixtralForCausalLM",),
+        kv_default=False,
+        windows="all",
+        routed=Routed("num_local_experts", "intermediate_size"),
+    ),
+    "qwen2": _QWEN2,
+    "qwen3": _QWEN3,
+    "qwen3_moe": dataclasses.replace(
+        _QWEN3,
+        classes=("Qwen3MoeForCausalLM",),
+        head_dim=None,
+        windows="all",
+        typed=False,
+        routed=Routed("num_experts", sparse="steps"),
+    ),
+    "gpt_oss": Architecture(
+        ("GptOssForCausalLM",),
+        qkv_bias="attention_bias",
+        output_bias="attention_bias",
+        sinks=1,
+        on=("attention_bias",),
+        kv_default=False,
+        head_dim=64,
+        windows="alternate",
+        typed=True,
+        window_default=128,
+        routed=Routed("num_local_experts", "intermediate_size", bias=1, router_bias=1),
+        repeated=(("experts_per_token", "num_experts_per_tok"),),
+    ),
+    "llama4": dataclasses.replace(
+        _LLAMA4, classes=("Llama4ForConditionalGeneration",), nested="text_config"
+    ),
+    "llama4_text": _LLAMA4,
+    # The output product has no bias; the router has a correction per expert.
+    "glm4_moe": Architecture(
+        ("Glm4MoeForCausalLM",),
+        qkv_bias="attention_bias",
+        qk_norm="use_qk_norm",
+        kv_default=False,
+        head_dim=128,
+        routed=Routed("n_routed_experts", sparse="after", router_bias=1, shared="n_shared_experts"),
+    ),
+    "minimax_m2": Architecture(
+        ("MiniMaxM2ForCausalLM",),
+        qk_norm="use_qk_norm",
+        qk_weights="layer",
+        on=("use_qk_norm", "use_routing_bias"),
+        kv_default=False,
+        head_dim=128,
+        routed=Routed("num_local_experts", "intermediate_size", router_bias="use_routing_bias"),
+        fixed=(("qk_norm_type", "per_layer"),),
+    ),
+    "gemma2": _GEMMA2,
+    "gemma3": dataclasses.replace(
+        _GEMMA3, classes=("Gemma3ForConditionalGeneration",), nested="text_config"
+    ),
+    "gemma3_text": _GEMMA3,
+    # Query, key and value in one matrix, gate and up in another: the same counts.
+    "phi3": Architecture(("Phi3ForCausalLM",), windows="all"),
+    # Qwen2 with a draft layer, which is not part of a plain decoding step.
+    "mimo": dataclasses.replace(_QWEN2, classes=("MiMoForCausalLM",)),
+    # Norms without weights.
+    "olmo": Architecture(
+        ("OlmoForCausalLM",),
+        qkv_bias="attention_bias",
+        output_bias="attention_bias",
+        norm_vectors=0,
+    ),
+    "opt": dataclasses.replace(
+        _BIASED,
+        classes=("OPTForCausalLM",),
+        intermediate="ffn_dim",
+        activation="activation_function",
+        tied=True,
+        # Its position table starts at 2.
+        positions=2,
+        fixed=(
+            ("do_layer_norm_before", True),
+            ("enable_bias", True),
+            ("layer_norm_elementwise_affine", True),
+            ("_remove_final_layer_norm", False),
+        ),
+    ),
+    "gpt2": dataclasses.replace(
+        _BIASED,
+        classes=("GPT2LMHeadModel",),
+        hidden="n_embd",
+        layers="n_layer",
+        heads="n_head",
+        intermediate="n_inner",
+        context="n_positions",
+        activation="activation_function",
+        tied=True,
+        positions=0,
+    ),
+}
