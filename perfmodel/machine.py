@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from perfmodel.operators import Attention, Matmul, Vector
+from perfmodel.ownership import Site
 from perfmodel.relax import Real, as_real, ceil, inverse, maximum, minimum, overlap
 
 TIERS = 4
@@ -230,7 +231,8 @@ class Power(eqx.Module):
 class Machine(eqx.Module):
     """Everything that timing, energy and cost know of one chip. All leaves are arrays.
 
-    `price` is US dollars per chip and second; 0 marks an unknown price (a margin says so).
+    `price` is US dollars per chip and second, beside electricity where `site` has a tariff; 0 marks
+    an unknown price. A family gives the rent; `perfmodel.ownership` has the other models.
     """
 
     kernels: Kernels
@@ -243,6 +245,7 @@ class Machine(eqx.Module):
     floors: Floors
     power: Power
     price: Array = _real()
+    site: Site = eqx.field(default_factory=Site)
 
 
 class Usage(NamedTuple):

@@ -185,7 +185,10 @@ def assumed_of(chip: Chip) -> str:
     'link_latency, nic_efficiency, nic_latency'
     """
     # Rents are told apart, with their kind; the others are facts to show.
-    aside = ("rent", "purchase", "server_power", "cache_capacity")
+    aside = (
+        "rent", "purchase", "server_purchase", "manufacturing_cost", "server_power",
+        "cache_capacity",
+    )  # fmt: skip
     found = (row for row in chip.numbers() if row.field in chip.fields and row.kind == "assumed")
     return ", ".join(row.field for row in found if row.value and row.field not in aside)
 
