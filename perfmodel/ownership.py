@@ -122,7 +122,7 @@ def recovery(lifetime: Real, interest: Real) -> Array:
     >>> round(float(recovery(5.0, 0.06)), 4), round(float(recovery(5.0, 0.0)), 4)
     (0.2374, 0.2)
     """
-    # The limit at 0 is a safe division away, so that its derivative is not nan.
+    # At 0 the quotient is 0/0; this is its limit to six digits.
     rate = maximum(as_real(interest), 1e-6)
     return -rate / jnp.expm1(-lifetime * jnp.log1p(rate))
 
