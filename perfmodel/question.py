@@ -18,9 +18,9 @@ import numpy as np
 
 from perfmodel import catalog, chips, engines
 from perfmodel import ownership as owning
+from perfmodel.catalog import Number
 from perfmodel.chips import Chip
 from perfmodel.engines import EngineEntry
-from perfmodel.catalog import Number
 from perfmodel.errors import InputError, nearest, shorten
 from perfmodel.formats import Precision, PrecisionName, precision, precision_name
 from perfmodel.machine import Machine
@@ -87,6 +87,9 @@ class Question:
             "ownership": self.owner,
             "price_assumption": "; ".join(self.prices),
             "site_assumption": self.site,
+            "host_assumed": ", ".join(
+                chip.name for chip in self.chips if not chip.fields["server_power"].value
+            ),
             **({"notes": "; ".join(self.model.notes)} if self.model.notes else {}),
         }
 
@@ -312,7 +315,9 @@ def _price(
     economics, owner = owning.economics(chip.fields), owning.owner(model, terms)
     if given is not None:
         if model != "rented":
-            raise InputError(f"price: it is a rent, and ownership is {model}; leave one of them out")
+            raise InputError(
+                f"price: it is a rent, and ownership is {model}; leave one of them out"
+            )
         most = math.nextafter(_MOST_DOLLARS, math.inf)
         said = f"US dollars per chip and hour, at most {_MOST_DOLLARS:,.0f}"
         dollars = _real("price", given, 0.0, most, said)
