@@ -41,9 +41,9 @@ FIELDS = (
     Field("lifetime", "year", "over which capital is recovered", 0.1, 50.0, True),
     Field("interest", "1/year", "cost of capital", 0.0, 1.0, True),
     Field("utilisation", "1", "share of the lifetime spent serving", 0.01, 1.0, True),
-    Field("host_price", "1", "list price of a chip's share of its server, over its own", 0, 10, True),
+    Field("host_price", "1", "list price of its share of a server, over the chip's", 0, 10, True),
     Field("host_cost", "USD", "cost of a chip's share of its server", 0.0, 1e7, True),
-    Field("host_power", "1", "rated power of a chip's share of its server, over its tdp", 0, 10, True),
+    Field("host_power", "1", "rated power of its share of a server, over tdp", 0, 10, True),
     Field("demand", "1", "most that a server draws, share of its rated power", 0.1, 1.0, True),
 )  # fmt: skip
 """The numbers of `ownership.toml`; all are known."""
