@@ -417,7 +417,14 @@ def per_note(dataset: "xr.Dataset") -> str:
 def axis_notes(dataset: "xr.Dataset") -> list[str]:
     """Returns what must be known to read the axes: prices, provisioned power, size of racks."""
     priced = any("USD" in str(dataset[name].attrs.get("units", "")) for name in axes(dataset))
-    return [note for note in (prices(dataset) if priced else "", per_note(dataset)) if note]
+    blank = [
+        str(name)
+        for name, why in zip(dataset["candidate"].values, dataset["obstacle"].values, strict=True)
+        if str(why).startswith(("price:", "rack:"))
+    ]
+    left_out = f"Left out, unknown on this axis: {', '.join(blank)}" if blank else ""
+    notes = (prices(dataset) if priced else "", per_note(dataset), left_out)
+    return [note for note in notes if note]
 
 
 def limits(dataset: "xr.Dataset") -> list[str]:

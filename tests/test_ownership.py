@@ -211,6 +211,7 @@ def test_an_unknown_price_is_blank_in_tables_and_pictures(tmp_path):
     dollars = perfmodel.frontier("llama-3.1-8b", ["h100", "gb200"], per="usd", **SMALL)
     assert set(dollars.chip.values) == {"h100_sxm"}
     assert dollars.obstacle.values[1].startswith("price: unknown")
+    assert "Left out, unknown on this axis: gb200" in _labels.axis_notes(dollars)
     files = report.save_frontier(dollars, tmp_path)
     page = files["html"].read_text("utf-8")
     assert "output tokens/s per $ an hour" in page and "gb200: no plan, price: unknown" in page
