@@ -48,7 +48,10 @@ FIELDS = (
     Field("idle_power", "W", "board power at rest", 0.0, 1e6),
     Field("server_power", "W", "rated power of the server or rack, per chip", 1.0, 1e6),
     Field("rent", "USD/h", "on-demand price of one chip", 0.0, 1e5),
-    Field("purchase", "USD", "price of one chip", 0.0, 1e9),
+    Field("purchase", "USD", "list price of one chip", 0.0, 1e9),
+    Field("server_purchase", "USD", "list price of a server or rack, per chip in it", 0.0, 1e9),
+    Field("manufacturing_cost", "USD", "estimated cost of making one chip", 0.0, 1e9),
+    Field("rack_chips", "1", "chips in a rack", 1.0, 1e6),
     Field("gemm_efficiency_bf16", "1", "achieved share of peak_bf16, large products", 0.01, 1.0),
     Field("gemm_efficiency_fp8", "1", "achieved share of peak_fp8, large products", 0.01, 1.0),
     Field("gemm_efficiency_int8", "1", "achieved share of peak_int8, large products", 0.01, 1.0),
@@ -79,7 +82,10 @@ PEAK_FIELDS = {k: "peak_bf16" if k in _EXPANDED else f"peak_{k}" for k in KERNEL
 """The datasheet field that holds the peak of each kernel kind."""
 
 # Facts to show, or (the price) 0 where unknown: these may stay unknown.
-_OPTIONAL = ("rent", "cache_capacity", "chips_per_node", "server_power", "purchase")
+_OPTIONAL = (
+    "rent", "cache_capacity", "chips_per_node", "server_power", "purchase", "server_purchase",
+    "manufacturing_cost", "rack_chips",
+)  # fmt: skip
 _FORMATS = ("peak_fp8", "peak_int8", "peak_fp4")
 _IDENTITY = ("name", "title", "vendor", "family", "generation", "year", "aliases")
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")

@@ -26,6 +26,12 @@ _TITLES = {
     "tokens_per_second_user_e2e": "Interactivity over the whole request: tokens/s per user",
     "output_tokens_per_second_chip": "Throughput: output tokens/s per chip",
     "total_tokens_per_second_chip": "Throughput: input + output tokens/s per chip",
+    "output_tokens_per_second_kw": "Throughput: output tokens/s per provisioned kW, host included",
+    "total_tokens_per_second_kw": "Throughput: all tokens/s per provisioned kW, host included",
+    "output_tokens_per_second_usd": "Throughput: output tokens/s per $ an hour",
+    "total_tokens_per_second_usd": "Throughput: input + output tokens/s per $ an hour",
+    "output_tokens_per_second_rack": "Throughput: output tokens/s per rack",
+    "total_tokens_per_second_rack": "Throughput: input + output tokens/s per rack",
     "ttft_s": "Time to first token [s]",
     "tpot_s": "Time per output token [s]",
     "e2e_s": "Request latency [s]",
@@ -43,7 +49,8 @@ _USED = (
     "chips", "ttft_s", "tpot_s",
     "tokens_per_second_user", "tokens_per_second_user_e2e", "output_tokens_per_second_chip",
     "memory_bytes", "power_w", "energy_per_output_token_j", "usd_per_million_output_tokens",
-    "usd_per_hour",
+    "usd_per_hour", "usd_per_hour_low", "usd_per_hour_high", "output_tokens_per_second_kw",
+    "output_tokens_per_second_rack",
 )  # fmt: skip
 
 
@@ -253,6 +260,11 @@ _SHORT = {
     "tokens_per_second_user_e2e": "interactivity",
     "output_tokens_per_second_chip": "throughput",
     "total_tokens_per_second_chip": "throughput",
+    **{
+        f"{tokens}_tokens_per_second_{per}": f"throughput per {words}"
+        for tokens in ("output", "total")
+        for per, words in (("kw", "kW"), ("usd", "$"), ("rack", "rack"))
+    },
     "ttft_s": "time to first token",
     "tpot_s": "time per token",
     "usd_per_million_output_tokens": "cost",
@@ -355,13 +367,78 @@ def lengths(dataset: "xr.Dataset") -> str:
     return words + (f", {hit:.0%} of the prompt cached" if hit else "")
 
 
+_OWNERS = {
+    "rented": "on demand",
+    "list": "owned at list price, mean electricity included",
+    "cost": "owned at estimated cost, mean electricity included",
+}
+
+
 def prices(dataset: "xr.Dataset") -> str:
-    """Returns the rent per chip and hour of each chip, as the points were priced."""
+    """Returns the price per chip and hour of each chip, as the points were priced, with its range.
+
+    Where electricity comes on top it is the mean over the points.
+    """
     found = []
     for front in fronts(dataset):
-        rent = float(front.columns["usd_per_hour"][0]) / float(front.columns["chips"][0])
-        found.append(f"{front.chip} {rent:.2f}" if math.isfinite(rent) else f"{front.chip} unknown")
-    return ", ".join(found)
+        hours = [
+            float(np.mean(front.columns[key] / front.columns["chips"]))
+            for key in ("usd_per_hour", "usd_per_hour_low", "usd_per_hour_high")
+        ]
+        value, low, high = (f"{hour:.2f}" for hour in hours)
+        span = f" ({low} to {high})" if low != high else ""
+        known = math.isfinite(hours[0])
+        found.append(f"{front.chip} {value}{span}" if known else f"{front.chip} unknown")
+    owner = _OWNERS[str(dataset.attrs.get("ownership", "rented"))]
+    return f"Prices [USD per chip and hour, {owner}]: {', '.join(found)}"
+
+
+def site_note(dataset: "xr.Dataset", wall: bool = False) -> str:
+    """Returns the assumptions around chips in words; of rented ones those of power at the `wall`,
+    where that is shown, as the rent has the others in it."""
+    attrs = dataset.attrs
+    site = str(attrs.get("site_assumption", ""))
+    if attrs.get("ownership", "rented") == "rented":
+        return f"At the wall: {site}" if wall and site else ""
+    return f"Owned: {attrs['price_assumption']}; {site}"
+
+
+def per_note(dataset: "xr.Dataset") -> str:
+    """Returns what a provisioned kW or a rack is, by chip, where an axis is counted per one."""
+    units = {str(dataset[name].attrs.get("units", "")) for name in axes(dataset)}
+    found = fronts(dataset)
+
+    def each(per: str) -> str:
+        of = [f.columns[f"output_tokens_per_second_{per}"] for f in found]
+        chips = [
+            float(rate[0] / front.columns["output_tokens_per_second_chip"][0])
+            for front, rate in zip(found, of, strict=True)
+        ]
+        shown = [number(1e3 / n) if per == "kw" else number(n) for n in chips]
+        return ", ".join(f"{f.chip} {n or 'unknown'}" for f, n in zip(found, shown, strict=True))
+
+    notes = []
+    if "token/s/kW" in units:
+        assumed = str(dataset.attrs.get("host_assumed", ""))
+        share = f" (share of the host assumed: {assumed})" if assumed else ""
+        words = "Provisioned W per chip, rated power with host, without PUE"
+        notes.append(f"{words}: {each('kw')}{share}")
+    if "token/s/rack" in units:
+        notes.append(f"Chips in a rack: {each('rack')}")
+    return "; ".join(notes)
+
+
+def axis_notes(dataset: "xr.Dataset") -> list[str]:
+    """Returns what must be known to read the axes: prices, provisioned power, size of racks."""
+    priced = any("USD" in str(dataset[name].attrs.get("units", "")) for name in axes(dataset))
+    blank = [
+        str(name)
+        for name, why in zip(dataset["candidate"].values, dataset["obstacle"].values, strict=True)
+        if str(why).startswith(("price:", "rack:"))
+    ]
+    left_out = f"Left out, unknown on this axis: {', '.join(blank)}" if blank else ""
+    notes = (prices(dataset) if priced else "", per_note(dataset), left_out)
+    return [note for note in notes if note]
 
 
 def limits(dataset: "xr.Dataset") -> list[str]:

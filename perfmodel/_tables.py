@@ -51,6 +51,11 @@ _AXIS_HEADS = {
     "tokens_per_second_user_e2e": "tok/s\nuser e2e",
     "output_tokens_per_second_chip": "tok/s\nchip",
     "total_tokens_per_second_chip": "tok/s\nchip all",
+    **{
+        f"{tokens}_tokens_per_second_{per}": f"tok/s\n{words}{extra}"
+        for tokens, extra in (("output", ""), ("total", " all"))
+        for per, words in (("kw", "kW"), ("usd", "$/h"), ("rack", "rack"))
+    },
 }
 _COLUMNS: tuple[tuple[str, str, _Format], ...] = (
     ("ttft_s", "TTFT", _labels.duration),
@@ -96,7 +101,9 @@ def footnotes(dataset: "xr.Dataset") -> list[str]:
         if text
     ]
     notes = [
-        f"Prices [USD per chip and hour, on demand]: {_labels.prices(dataset)}",
+        _labels.prices(dataset),
+        _labels.site_note(dataset),
+        _labels.per_note(dataset),
         "J and $ per output token: decode's share of busy time",
         *_labels.origin_notes(dataset),
         _model_note(dataset),
@@ -178,6 +185,10 @@ def _dollars(value: float) -> str:
     return f"${value:.3g}"
 
 
+def _joules(value: float) -> str:
+    return f"{value:.3g} J"
+
+
 _GROUPS: tuple[tuple[str, tuple[tuple[str, str, _Format], ...]], ...] = (
     ("speed", (
         ("time to first token (TTFT)", "ttft_s", _labels.duration),
@@ -203,12 +214,20 @@ _GROUPS: tuple[tuple[str, tuple[tuple[str, str, _Format], ...]], ...] = (
     )),
     ("energy and cost", (
         ("power, all chips", "power_w", lambda v: si(v, "W")),
-        ("energy per output token, decode's share", "energy_per_output_token_j",
-         lambda v: f"{v:.3g} J"),
+        ("power at the wall, with hosts and PUE", "wall_power_w", lambda v: si(v, "W")),
+        ("energy per output token, decode's share", "energy_per_output_token_j", _joules),
+        ("energy per input token, prefill's share", "energy_per_input_token_j", _joules),
+        ("energy per token, undivided", "energy_per_total_token_j", _joules),
+        ("energy per output token, undivided", "energy_per_output_token_undivided_j", _joules),
+        ("at the wall, per output token, decode's share", "wall_energy_per_output_token_j",
+         _joules),
+        ("at the wall, per token, undivided", "wall_energy_per_total_token_j", _joules),
         ("$ per million output tokens, decode's share", "usd_per_million_output_tokens", _dollars),
         ("$ per million input tokens, prefill's share", "usd_per_million_input_tokens", _dollars),
         ("$ per million tokens, undivided", "usd_per_million_total_tokens", _dollars),
-        ("rent of all chips", "usd_per_hour", lambda v: f"${v:.2f}/h"),
+        ("$ per million output tokens, undivided", "usd_per_million_output_tokens_undivided",
+         _dollars),
+        ("cost of all chips", "usd_per_hour", lambda v: f"${v:.2f}/h"),
     )),
 )  # fmt: skip
 
@@ -241,6 +260,9 @@ def estimate_table(dataset: "xr.Dataset", operators: "xr.Dataset | None" = None)
             text = form(value) if math.isfinite(value) else "–"
             if key == "running" and math.isfinite(value):
                 words = f"running of the {int(dataset['admitted']):,} that the KV pool admits"
+            if f"{key}_low" in dataset and math.isfinite(value):
+                low, high = (form(float(dataset[f"{key}_{end}"])) for end in ("low", "high"))
+                words += f" ({low} to {high})" if low != high else ""
             table.add_row(f"  {words}", text)
     binding = dataset["binding"].item()
     verdict = f"bound by {binding}"
@@ -258,7 +280,8 @@ def estimate_table(dataset: "xr.Dataset", operators: "xr.Dataset | None" = None)
         lines(verdict, style="bold"),
         *parts,
         lines(
-            f"price of {price}" if price else "",
+            f"price of {price}" if price and not _labels.site_note(dataset) else "",
+            _labels.site_note(dataset, wall=True),
             "shares are of busy time; J and $ per output token are decode's",
             _labels.kernel_note(chip, str(attrs.get("kernel_constants", ""))),
             _labels.assumed_note({chip: str(attrs.get("assumed", ""))}),

@@ -59,6 +59,20 @@ _Prices = Annotated[
     list[str] | None,
     typer.Option(metavar="[CHIP=]USD", help="Rent of one chip and hour (repeat for more)."),
 ]
+_Ownership = Annotated[
+    str,
+    typer.Option(
+        metavar="rented|list|cost",
+        help="Rent, or owned at list price or at the estimated cost of making the chip.",
+    ),
+]
+_Electricity = Annotated[
+    float | None, typer.Option(metavar="USD", help="Price of a kWh, for owned chips.")
+]
+_Pue = Annotated[float | None, typer.Option(help="Power usage effectiveness of the site.")]
+_Lifetime = Annotated[
+    float | None, typer.Option(metavar="YEARS", help="Over which an owned chip is paid off.")
+]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON, in SI units, and nothing else.")]
 
 
@@ -180,6 +194,10 @@ def estimate(
     price: Annotated[
         float | None, typer.Option(metavar="USD", help="Rent of one chip and hour.")
     ] = None,
+    ownership: _Ownership = "rented",
+    electricity: _Electricity = None,
+    pue: _Pue = None,
+    lifetime: _Lifetime = None,
     operators: Annotated[
         bool, typer.Option("--operators", help="Open the steps down to their operators.")
     ] = False,
@@ -202,7 +220,7 @@ def estimate(
         replicas=replicas, isl=isl, osl=osl,
         prefix_hit=prefix_hit, weights=weights, activations=activations, kv=kv, engine=engine,
         slo_ttft=_time(slo_ttft, "--slo-ttft"), slo_tpot=_time(slo_tpot, "--slo-tpot"),
-        price=price,
+        price=price, ownership=ownership, electricity=electricity, pue=pue, lifetime=lifetime,
     )  # fmt: skip
     if out is not None and not sensitivity:
         raise InputError("--out: there is something to write with --sensitivity only")
@@ -244,6 +262,10 @@ def frontier(
     ],
     x: Annotated[str, typer.Option(help="Horizontal axis.")] = "tokens_per_second_user",
     y: Annotated[str, typer.Option(help="Vertical axis.")] = "output_tokens_per_second_chip",
+    per: Annotated[
+        str | None,
+        typer.Option(metavar="chip|kw|usd|rack", help="What throughput on an axis is counted per."),
+    ] = None,
     isl: _Isl = 4000,
     osl: _Osl = 1000,
     max_chips: Annotated[
@@ -263,6 +285,10 @@ def frontier(
     prefix_hit: _Hit = 0.0,
     engine: _Engine = "neutral",
     price: _Prices = None,
+    ownership: _Ownership = "rented",
+    electricity: _Electricity = None,
+    pue: _Pue = None,
+    lifetime: _Lifetime = None,
     measured: Annotated[
         Path | None, typer.Option(metavar="RUNS.csv", help="Measured runs to draw beside.")
     ] = None,
@@ -293,7 +319,8 @@ def frontier(
             try:
                 found = perfmodel.frontier(
                     model, chip, isl=isl, osl=osl, max_chips=max_chips,
-                    prefix_hit=prefix_hit, engine=engine, x=x, y=y, price=_prices(price),
+                    prefix_hit=prefix_hit, engine=engine, x=x, y=y, per=per, price=_prices(price),
+                    ownership=ownership, electricity=electricity, pue=pue, lifetime=lifetime,
                     **limits, **extra,
                 ).assign_attrs(_command(context))  # fmt: skip
             except Infeasible as error:

@@ -47,6 +47,10 @@ def one_design(
     slo_ttft: float | None,
     slo_tpot: float | None,
     price: float | None,
+    ownership: str,
+    electricity: float | None,
+    pue: float | None,
+    lifetime: float | None,
 ) -> tuple[Question, Designs]:
     """Returns the question, narrower formats added for advice, and the one design asked for."""
     network = question.find_model(model)
@@ -63,7 +67,8 @@ def one_design(
     formats = [names, *narrower(names)]
     asked = question.ask(
         network, [machine], formats, isl=isl, osl=osl, prefix_hit=prefix_hit, engine=engine,
-        slo_ttft=slo_ttft, slo_tpot=slo_tpot, price=price,
+        slo_ttft=slo_ttft, slo_tpot=slo_tpot, price=price, ownership=ownership,
+        electricity=electricity, pue=pue, lifetime=lifetime,
     )  # fmt: skip
     most = question.CHUNK if chunk is None else question.whole("chunk", chunk)
     design = designs(
@@ -97,6 +102,10 @@ def estimate(
     slo_ttft: float | None = None,
     slo_tpot: float | None = None,
     price: float | None = None,
+    ownership: str = "rented",
+    electricity: float | None = None,
+    pue: float | None = None,
+    lifetime: float | None = None,
 ) -> xr.Dataset:
     """Returns what one design achieves: scalars with units, by the names in `results`.
 
@@ -118,6 +127,10 @@ def estimate(
         weights, activations, kv: number formats; what the model's own file asks for by default.
         slo_ttft, slo_tpot: longest acceptable [s].
         price: rent [USD per chip and hour] instead of the catalogue's.
+        ownership: `rented`, `list` (owned at list price) or `cost` (at the estimated cost of making
+            the chip); see `perfmodel.ownership`.
+        electricity, lifetime: of owned chips [USD/kWh, years], instead of the catalogue's.
+        pue: power usage effectiveness, for energy at the wall and electricity.
 
     >>> found = estimate("llama-3.3-70b", "h100", tp=8, batch=32, isl=4000, osl=1000)
     >>> found.tokens_per_second_user.attrs["units"], bool(found.feasible), int(found.chips)
@@ -127,7 +140,7 @@ def estimate(
         tp=tp, pp=pp, ep=ep, attention_dp=attention_dp, cp=cp, batch=batch, chunk=chunk,
         replicas=replicas, isl=isl, osl=osl, prefix_hit=prefix_hit, weights=weights,
         activations=activations, kv=kv, engine=engine, slo_ttft=slo_ttft, slo_tpot=slo_tpot,
-        price=price,
+        price=price, ownership=ownership, electricity=electricity, pue=pue, lifetime=lifetime,
     )  # fmt: skip
     asked, design = one_design(model, chip, **options)
     found = evaluate(asked, design)
@@ -238,6 +251,10 @@ def operators(
     slo_ttft: float | None = None,
     slo_tpot: float | None = None,
     price: float | None = None,
+    ownership: str = "rented",
+    electricity: float | None = None,
+    pue: float | None = None,
+    lifetime: float | None = None,
 ) -> xr.Dataset:
     """Returns what `estimate` is made of: every operator of the decode step and of the step that
     carries a chunk, along `operator`, and the two steps along `phase`.
@@ -250,7 +267,7 @@ def operators(
         tp=tp, pp=pp, ep=ep, attention_dp=attention_dp, cp=cp, batch=batch, chunk=chunk,
         replicas=replicas, isl=isl, osl=osl, prefix_hit=prefix_hit, weights=weights,
         activations=activations, kv=kv, engine=engine, slo_ttft=slo_ttft, slo_tpot=slo_tpot,
-        price=price,
+        price=price, ownership=ownership, electricity=electricity, pue=pue, lifetime=lifetime,
     )  # fmt: skip
     asked, design = one_design(model, chip, **options)
     first = (asked.machines, asked.precisions, design.plan(asked.network.is_mixture))

@@ -150,7 +150,12 @@ def frontier(
     slo_tpot: float | None = None,
     x: str = "tokens_per_second_user",
     y: str = "output_tokens_per_second_chip",
+    per: str | None = None,
     price: float | Mapping[str, float] | None = None,
+    ownership: str = "rented",
+    electricity: float | None = None,
+    pue: float | None = None,
+    lifetime: float | None = None,
 ) -> xr.Dataset:
     """Returns the plans that none betters on two axes, for each chip, along `point`.
 
@@ -170,16 +175,20 @@ def frontier(
         precisions: formats of the weights, or weights/activations/kv.
         chunks, batches: choices of each plan.
         x, y: names of `results.AXES`; dominance is decided on the axes shown.
+        per: what throughput on an axis is counted per: `chip`, `kw` (provisioned, without PUE),
+            `usd` (an hour) or `rack`.
         price: rent [USD per chip and hour], of all chips or by chip.
+        ownership, electricity, pue, lifetime: as of `estimate`.
 
     Raises:
         Infeasible: no chip has a plan; says what binds and the smallest change that helps, and
             has what is `found` along `candidate`.
     """
-    axes = _axes(x, y, osl)
+    x, y = axes = _axes(*_per(x, y, per), osl)
     options: dict[str, Any] = dict(
         isl=isl, osl=osl, prefix_hit=prefix_hit, engine=engine, slo_ttft=slo_ttft,
-        slo_tpot=slo_tpot, price=price,
+        slo_tpot=slo_tpot, price=price, ownership=ownership, electricity=electricity, pue=pue,
+        lifetime=lifetime,
     )  # fmt: skip
     asked = question.ask(model, chips, parse_precisions(precisions), **options)
     most = question.whole("max_chips", max_chips)
@@ -224,6 +233,20 @@ def check_count(name: str, total: int) -> None:
         )
 
 
+def _per(x: str, y: str, per: str | None) -> tuple[str, str]:
+    """Returns the axes with throughput counted per something else."""
+    if per is None:
+        return x, y
+    if per not in results.PER:
+        raise InputError(f"per: unknown measure {shorten(per, 30)!r}{nearest(per, results.PER)}")
+    swapped = results.per_axis(x, per), results.per_axis(y, per)
+    if not any(axis in results.THROUGHPUTS[per] for axis in swapped):
+        raise InputError(
+            f"per: neither x nor y is a throughput (nearest: {results.THROUGHPUTS[per][0]})"
+        )
+    return swapped
+
+
 def _axes(x: str, y: str, osl: int) -> tuple[str, str]:
     for name, axis in (("x", x), ("y", y)):
         if axis not in results.AXES:
@@ -260,13 +283,23 @@ def _obstacle(asked: Question, chip: int, best: Best, axes: tuple[str, str]) -> 
     if len(best.designs.tp):
         return ""
     if best.feasible:
-        needs = " and ".join(a for a in axes if results.BY_NAME[a].unit.startswith("USD"))
-        return f"price: unknown, and {needs} needs it (--price {asked.chips[chip].name}=USD)"
+        return _unknown(asked, chip, axes)
     if best.nearest is None:
         has = ", ".join(asked.chips[chip].supported)
         return f"kernel: none for {', '.join(map(str, asked.formats))} (it has: {has})"
     limit = results.binding(evaluate(asked, best.nearest))[0]
     return f"{limit}: {advise(asked, best.nearest)}"
+
+
+def _unknown(asked: Question, chip: int, axes: tuple[str, str]) -> str:
+    """Returns which number of a chip an axis needs and is unknown."""
+    name = asked.chips[chip].name
+    racks = " and ".join(a for a in axes if "rack" in results.BY_NAME[a].unit)
+    if racks and not asked.machines.site.rack_chips[chip]:
+        return f"rack: chips in a rack are unknown, and {racks} needs them (rack_chips of {name})"
+    needs = " and ".join(a for a in axes if "USD" in results.BY_NAME[a].unit)
+    helps = f"--price {name}=USD" if asked.owner == "rented" else "--ownership rented"
+    return f"price: unknown, and {needs} needs it ({helps})"
 
 
 def _points(asked: Question, found: Sequence[Best], axes: tuple[str, str]) -> xr.Dataset:

@@ -117,6 +117,14 @@ _MACHINE = {
     "power.running": ("running power before work", "W"),
     "power.limit": ("power limit (TDP)", "W"),
     "price": ("rent", "USD/s"),
+    "site.pue": ("power usage effectiveness", "1"),
+    "site.host_power": ("power of the host, per chip", "W"),
+    "site.provisioned_power": ("provisioned power, per chip", "W"),
+    "site.rack_chips": ("chips of a rack", "1"),
+    "site.tariff": ("price of electricity", "USD/J"),
+    "site.standing_power": ("power paid for beside the board's", "W"),
+    "site.price_low": ("lowest price", "USD/s"),
+    "site.price_high": ("highest price", "USD/s"),
 }
 
 # What a data sheet (or `hbm_gpu`, of what follows from one) calls a number of `Machine`.

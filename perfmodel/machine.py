@@ -23,6 +23,7 @@ from jax import Array
 
 from perfmodel.efficiencies import Efficiencies
 from perfmodel.operators import Attention, Matmul, Vector
+from perfmodel.ownership import Site
 from perfmodel.relax import Real, as_real, ceil, inverse, maximum, minimum, overlap
 
 TIERS = 4
@@ -240,7 +241,8 @@ class Machine(eqx.Module):
     """Everything that timing, energy and cost know of one chip. All leaves are arrays.
 
     `experts` are the constants of grouped products of a mixture of experts. `price` is US dollars
-    per chip and second; 0 marks an unknown price (a margin says so).
+    per chip and second, beside electricity where `site` has a tariff; 0 marks an unknown price. A
+    family gives the rent; `perfmodel.ownership` has the other models.
     """
 
     kernels: Kernels
@@ -254,6 +256,7 @@ class Machine(eqx.Module):
     floors: Floors
     power: Power
     price: Array = _real()
+    site: Site = eqx.field(default_factory=Site)
 
 
 class Usage(NamedTuple):

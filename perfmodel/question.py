@@ -18,9 +18,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from perfmodel import catalog, chips, engines
+from perfmodel import ownership as owning
+from perfmodel.catalog import Number
 from perfmodel.chips import Chip
 from perfmodel.engines import EngineEntry
-from perfmodel.errors import InputError, shorten
+from perfmodel.errors import InputError, nearest, shorten
 from perfmodel.formats import Precision, PrecisionName, precision_name, precision_numbers
 from perfmodel.machine import Machine
 from perfmodel.models import catalogue as networks
@@ -46,7 +48,8 @@ class Question:
     """Checked inputs: entries for people, and their numbers as arrays for programs.
 
     Fields: `machines` and `precisions` are stacked, one row per entry of `chips` and `formats`;
-    `prices` says what each chip is taken to cost.
+    `prices` says what each chip is taken to cost, `owner` who pays it, and `site` the power and
+    price assumptions around a chip.
     """
 
     model: ModelEntry
@@ -59,6 +62,8 @@ class Question:
     machines: Machine
     precisions: Precision
     prices: tuple[str, ...]
+    owner: str
+    site: str
 
     def supports(self, chip: int, format_: int) -> bool:
         """Returns whether a chip has the kernel of a precision."""
@@ -81,7 +86,12 @@ class Question:
             "engine": self.engine.name,
             "catalogue": json.dumps(digests),
             "catalogue_digest": catalog.digest(digests),
+            "ownership": self.owner,
             "price_assumption": "; ".join(self.prices),
+            "site_assumption": self.site,
+            "host_assumed": ", ".join(
+                chip.name for chip in self.chips if not chip.fields["server_power"].value
+            ),
             **({"notes": "; ".join(self.model.notes)} if self.model.notes else {}),
         }
 
@@ -98,6 +108,10 @@ def ask(
     slo_ttft: float | None,
     slo_tpot: float | None,
     price: float | Mapping[str, float] | None,
+    ownership: str = "rented",
+    electricity: float | None = None,
+    pue: float | None = None,
+    lifetime: float | None = None,
 ) -> Question:
     """Returns the question that public functions ask, every part of it checked."""
     network = find_model(model)
@@ -110,7 +124,8 @@ def ask(
         if twice is not None:
             raise InputError(f"price: {twice} is given more than once")
         price = dict(zip(named, price.values(), strict=True))
-    paid = [_price(chip, price) for chip in machines]
+    terms = _terms(ownership, electricity=electricity, pue=pue, lifetime=lifetime)
+    paid = [_price(chip, price, ownership, terms) for chip in machines]
     return Question(
         model=network,
         chips=machines,
@@ -122,6 +137,8 @@ def ask(
         machines=stack([machine for machine, _ in paid]),
         precisions=stack([precision_numbers(names) for names in formats]),
         prices=tuple(text for _, text in paid),
+        owner=ownership,
+        site=_site_text(ownership, terms),
     )
 
 
@@ -180,7 +197,10 @@ def assumed_of(chip: Chip) -> str:
     'link_latency, nic_efficiency, nic_latency'
     """
     # Rents are told apart, with their kind; the others are facts to show.
-    aside = ("rent", "purchase", "chips_per_node", "server_power", "cache_capacity")
+    aside = (
+        "rent", "purchase", "server_purchase", "manufacturing_cost", "server_power",
+        "cache_capacity", "chips_per_node", "rack_chips",
+    )  # fmt: skip
     found = (row for row in chip.numbers() if row.field in chip.fields and row.kind == "assumed")
     return ", ".join(row.field for row in found if row.value and row.field not in aside)
 
@@ -239,20 +259,84 @@ def _load(model: ModelEntry, isl: int, osl: int, prefix_hit: float) -> Load:
     return numbers(Load(isl=isl, osl=osl, prefix_hit=hit))
 
 
-def _price(chip: Chip, price: float | Mapping[str, float] | None) -> tuple[Machine, str]:
-    """Returns a chip's machine at the price asked for, and what the price is in words."""
+# Numbers of `ownership.FIELDS` that a rent has in it.
+_OWNED = ("electricity", "lifetime", "interest", "utilisation", "host_price", "host_cost")
+
+
+def _terms(model: str, **given: float | None) -> dict[str, Number]:
+    """Returns the numbers of an ownership model, with those given in place of the catalogue's."""
+    if model not in owning.MODELS:
+        raise InputError(
+            f"ownership: unknown model {shorten(model, 30)!r}{nearest(model, owning.MODELS)}"
+        )
+    terms = dict(owning.defaults().numbers)
+    for field in owning.FIELDS:
+        value = given.get(field.name)
+        if value is None:
+            continue
+        if model == "rented" and field.name in _OWNED:
+            raise InputError(f"{field.name}: a rent has it in it; ask for ownership list or cost")
+        said = f"{field.low:g} to {field.high:g} {field.unit}".removesuffix(" 1")
+        most = math.nextafter(field.high, math.inf)
+        number = real_number(field.name, value, field.low, most, said)
+        terms[field.name] = Number(number, field.unit, "given")
+    return terms
+
+
+def _span(number: Number) -> str:
+    """Returns where a number comes from, with its range."""
+    low, high = number.low, number.high
+    return f"{number.kind}{'' if low is None or high is None else f', {low:,g} to {high:,g}'}"
+
+
+def _site_text(model: str, terms: Mapping[str, Number]) -> str:
+    """Returns the assumptions around a chip in words, those that count under an ownership model."""
+    aside = {"rented": _OWNED, "list": ("host_cost",), "cost": ("host_price",)}[model]
+    shown = {name: number for name, number in terms.items() if name not in aside}
+    return "; ".join(
+        f"{name.replace('_', ' ')} {number.value:,g}{f' {number.unit}'.removesuffix(' 1')} "
+        f"({_span(number)})"
+        for name, number in shown.items()
+    )
+
+
+def _price(
+    chip: Chip,
+    price: float | Mapping[str, float] | None,
+    model: str,
+    terms: Mapping[str, Number],
+) -> tuple[Machine, str]:
+    """Returns a chip's machine as it is paid for, and what the price is in words."""
     given = price.get(chip.name) if isinstance(price, Mapping) else price
+    economics, owner = owning.economics(chip.fields), owning.owner(model, terms)
     if given is not None:
+        if model != "rented":
+            raise InputError(
+                f"price: it is a rent, and ownership is {model}; leave one of them out"
+            )
         most = math.nextafter(_MOST_DOLLARS, math.inf)
         said = f"US dollars per chip and hour, at most {_MOST_DOLLARS:,.0f}"
         dollars = real_number("price", given, 0.0, most, said)
-        machine = eqx.tree_at(lambda m: m.price, chip.machine, dollars / HOUR)
-        return machine, f"{chip.name} {dollars:g} USD/h as given"
-    rent = chip.fields["rent"]
-    if rent.value is None:
-        return chip.machine, f"{chip.name} unknown"
-    span = f", {rent.low:g} to {rent.high:g}" if rent.low is not None and rent.high else ""
-    return chip.machine, f"{chip.name} {rent.value:g} USD/h ({rent.kind}{span})"
+        rent = np.full(3, dollars / HOUR)
+        economics = eqx.tree_at(lambda e: e.rent, economics, rent)
+        text = f"{chip.name} {dollars:g} USD/h as given"
+    elif model == "rented":
+        text = _price_text(chip, "rent")
+    elif model == "list" and chip.fields["server_purchase"].value:
+        text = f"{_price_text(chip, 'server_purchase')} a chip with its server"
+    else:
+        field = "purchase" if model == "list" else "manufacturing_cost"
+        text = _price_text(chip, field)
+    fixed, around = owning.fixed_rate(economics, owner), owning.site(economics, owner)
+    where = lambda m: (m.price, m.site)  # noqa: E731
+    return eqx.tree_at(where, chip.machine, (fixed[0], around)), text
+
+
+def _price_text(chip: Chip, field: str) -> str:
+    number = chip.fields[field]
+    if number.value is None:
+        return f"{chip.name} unknown"
+    return f"{chip.name} {number.value:,g} {number.unit} ({_span(number)})"
 
 
 def cuts(model: Model, shard: Shard) -> bool:

@@ -18,10 +18,11 @@ from jax import Array
 from perfmodel.formats import Precision
 from perfmodel.machine import Machine
 from perfmodel.models.transformer import Model, kv_bytes_per_token
+from perfmodel.ownership import spend
 from perfmodel.plan import Plan
 from perfmodel.relax import as_real
 from perfmodel.serving import BINDING, MARGINS, PARTS, Estimate
-from perfmodel.units import HOUR, MILLION
+from perfmodel.units import HOUR, KILOWATT, MILLION
 
 RUNNING_NEEDS = ("memory", "kernel", "divisibility", "context length")
 """Margins without which a design cannot run at all; service levels are not among them."""
@@ -63,9 +64,69 @@ def _priced(design: Design, dollars: Array) -> Array:
     return jnp.where(design.machine.price > 0.0, dollars, jnp.nan)
 
 
+def _hourly(design: Design, fixed: Array) -> Array:
+    """Returns the cost of an hour of all chips, of a fixed price per second [USD/h]."""
+    around, power = design.machine.site, design.estimate.chip_power
+    return _priced(design, spend(fixed, around, power) * HOUR * design.estimate.chips)
+
+
+def _at(design: Design, fixed: Array, dollars: Array) -> Array:
+    """Returns dollars as they would be at another fixed price per second."""
+    machine, power = design.machine, design.estimate.chip_power
+    # An unknown price is 0 with all that follows; it is blank, and must not divide.
+    priced = jnp.where(machine.price > 0.0, spend(machine.price, machine.site, power), 1.0)
+    return _priced(design, dollars * spend(fixed, machine.site, power) / priced)
+
+
+def _wall(design: Design) -> Array:
+    """Returns power at the wall over board power: host and PUE."""
+    around, power = design.machine.site, design.estimate.chip_power
+    return (power + around.host_power) * around.pue / power
+
+
+def _per_output(design: Design, per_total: Array) -> Array:
+    """Returns all that is spent over output tokens, from what is spent per token."""
+    found = design.estimate
+    return per_total * (found.isl + found.osl) / found.osl
+
+
+def _per_input(design: Design, per_total: Array) -> Array:
+    """Returns prefill's share by busy time over input tokens, from what is spent per token."""
+    found = design.estimate
+    return per_total * (found.isl + found.osl) / found.isl * found.prefill_busy
+
+
+def _known(amount: Array) -> Array:
+    """Returns an amount, nan where it is unknown (0)."""
+    return jnp.where(amount > 0.0, amount, jnp.nan)
+
+
 def _decoding(design: Design, value: Array) -> Array:
     # One output token comes with the prefill: no step decodes.
     return jnp.where(design.estimate.osl > 1.0, value, jnp.nan)
+
+
+PER: Mapping[str, tuple[str, str, Callable[[Design], Array]]] = {
+    "chip": ("token/s/chip", "chip", lambda d: jnp.asarray(1.0)),
+    "kw": ("token/s/kW", "kW provisioned (rated power of chips and hosts, without PUE)",
+           lambda d: KILOWATT / _known(d.machine.site.provisioned_power)),
+    "usd": ("token/s/(USD/h)", "USD an hour",
+            lambda d: d.estimate.chips / _hourly(d, d.machine.price)),
+    "rack": ("token/s/rack", "rack", lambda d: _known(d.machine.site.rack_chips)),
+}  # fmt: skip
+"""What throughput is counted per: unit, words, and the chips that it takes; nan where unknown."""
+
+
+def _throughputs(per: str) -> tuple["Quantity", "Quantity"]:
+    """Returns output tokens, and all tokens, per second and something."""
+    unit, words, chips = PER[per]
+    return (
+        Quantity(f"output_tokens_per_second_{per}", unit, f"output tokens per second per {words}",
+                 lambda d: d.estimate.output_rate_per_chip * chips(d), "higher"),
+        Quantity(f"total_tokens_per_second_{per}", unit,
+                 f"input and output tokens per second per {words}",
+                 lambda d: d.estimate.total_rate_per_chip * chips(d), "higher"),
+    )  # fmt: skip
 
 
 def _count(name: str, unit: str, long_name: str, read: Callable[[Design], Array]) -> Quantity:
@@ -76,6 +137,26 @@ def _choice(degree: Array | None) -> Array:
     """Returns a degree of parallelism that a plan may leave out."""
     return as_real(1.0 if degree is None else degree)
 
+
+# Name, meaning, and how it follows from the estimate.
+_ENERGY = (
+    ("energy_per_output_token", "output token (decode's share of busy time)",
+     lambda d: d.estimate.energy_per_output_token),
+    ("energy_per_input_token", "input token (prefill's share of busy time)",
+     lambda d: _per_input(d, d.estimate.energy_per_total_token)),
+    ("energy_per_total_token", "input or output token (undivided)",
+     lambda d: d.estimate.energy_per_total_token),
+    ("energy_per_output_token_undivided", "output token, that of input tokens included",
+     lambda d: _per_output(d, d.estimate.energy_per_total_token)),
+)  # fmt: skip
+
+_ENERGIES = (
+    *(Quantity(f"{name}_j", "J/token", f"board energy per {words}", read, "lower")
+      for name, words, read in _ENERGY),
+    *(Quantity(f"wall_{name}_j", "J/token", f"energy at the wall per {words}",
+               lambda d, read=read: read(d) * _wall(d), "lower")
+      for name, words, read in _ENERGY),
+)  # fmt: skip
 
 QUANTITIES: tuple[Quantity, ...] = (
     _count("tp", "chip", "chips of a stage (tensor-parallel degree)", lambda d: d.plan.width),
@@ -101,11 +182,7 @@ QUANTITIES: tuple[Quantity, ...] = (
     Quantity("tokens_per_second_user_e2e", "token/s",
              "output tokens per second per user over the whole request (OSL/E2E)",
              lambda d: d.estimate.interactivity_e2e, "higher"),
-    Quantity("output_tokens_per_second_chip", "token/s/chip", "output tokens per second per chip",
-             lambda d: d.estimate.output_rate_per_chip, "higher"),
-    Quantity("total_tokens_per_second_chip", "token/s/chip",
-             "input and output tokens per second per chip",
-             lambda d: d.estimate.total_rate_per_chip, "higher"),
+    *(quantity for per in PER for quantity in _throughputs(per)),
     Quantity("output_tokens_per_second", "token/s", "output tokens per second of the deployment",
              lambda d: d.estimate.output_rate * d.plan.replicas, "higher"),
     Quantity("requests_per_second", "request/s", "requests finished per second by the deployment",
@@ -114,11 +191,12 @@ QUANTITIES: tuple[Quantity, ...] = (
              "lower"),
     Quantity("chip_power_w", "W", "mean power of one chip", lambda d: d.estimate.chip_power,
              "lower"),
-    Quantity("energy_per_output_token_j", "J/token",
-             "energy per output token (decode's share of busy time)",
-             lambda d: d.estimate.energy_per_output_token, "lower"),
-    Quantity("energy_per_total_token_j", "J/token", "energy per input or output token",
-             lambda d: d.estimate.energy_per_total_token, "lower"),
+    Quantity("wall_power_w", "W", "mean power at the wall of all chips deployed: hosts and PUE",
+             lambda d: d.estimate.power * _wall(d), "lower"),
+    Quantity("provisioned_power_w", "W",
+             "rated power of all chips deployed and their hosts, without PUE",
+             lambda d: d.machine.site.provisioned_power * d.estimate.chips, "lower", runs=False),
+    *_ENERGIES,
     Quantity("usd_per_million_output_tokens", "USD/1e6 token",
              "cost of a million output tokens (decode's share of busy time)",
              lambda d: _priced(d, MILLION * d.estimate.usd_per_output_token), "lower"),
@@ -128,9 +206,22 @@ QUANTITIES: tuple[Quantity, ...] = (
     Quantity("usd_per_million_total_tokens", "USD/1e6 token",
              "cost of a million input or output tokens (undivided)",
              lambda d: _priced(d, MILLION * d.estimate.usd_per_total_token), "lower"),
-    Quantity("usd_per_hour", "USD/h", "rent of all chips deployed",
-             lambda d: _priced(d, d.machine.price * HOUR * d.estimate.chips), "lower",
-             runs=False),
+    Quantity("usd_per_million_output_tokens_undivided", "USD/1e6 token",
+             "cost of a million output tokens, that of input tokens included",
+             lambda d: _priced(d, MILLION * _per_output(d, d.estimate.usd_per_total_token)),
+             "lower"),
+    *(Quantity(f"usd_per_million_output_tokens_{end}", "USD/1e6 token",
+               f"cost of a million output tokens at the {end} end of the price's range",
+               lambda d, end=end: _at(d, getattr(d.machine.site, f"price_{end}"),
+                                      MILLION * d.estimate.usd_per_output_token))
+      for end in ("low", "high")),
+    Quantity("usd_per_hour", "USD/h",
+             "cost of an hour of all chips deployed: rent, or capital and electricity",
+             lambda d: _hourly(d, d.machine.price), "lower"),
+    *(Quantity(f"usd_per_hour_{end}", "USD/h",
+               f"cost of an hour of all chips deployed at the {end} end of the price's range",
+               lambda d, end=end: _hourly(d, getattr(d.machine.site, f"price_{end}")))
+      for end in ("low", "high")),
     Quantity("weight_bytes", "B", "weights on one chip", lambda d: d.estimate.weight_bytes,
              runs=False),
     Quantity("kv_bytes", "B", "KV cache on one chip at the running batch",
@@ -156,6 +247,22 @@ BY_NAME: Mapping[str, Quantity] = {quantity.name: quantity for quantity in QUANT
 
 AXES = tuple(quantity.name for quantity in QUANTITIES if quantity.better)
 """Names of the numbers that can be an axis of a frontier."""
+
+THROUGHPUTS: Mapping[str, tuple[str, ...]] = {
+    per: tuple(f"{tokens}_tokens_per_second_{per}" for tokens in ("output", "total")) for per in PER
+}
+"""Names of the throughputs, by what they are counted per."""
+
+
+def per_axis(axis: str, per: str) -> str:
+    """Returns a throughput counted per something else; any other axis as it is.
+
+    >>> per_axis("total_tokens_per_second_chip", "kw"), per_axis("ttft_s", "kw")
+    ('total_tokens_per_second_kw', 'ttft_s')
+    """
+    names = next((names for names in THROUGHPUTS.values() if axis in names), ())
+    return THROUGHPUTS[per][names.index(axis)] if names else axis
+
 
 OF_DECODE = ("tpot_s", "longest_gap_s", "tokens_per_second_user")
 """Names of the numbers that exist with two or more output tokens only; NaN with one."""

@@ -39,6 +39,7 @@ from perfmodel.models.transformer import (
     norm_operators,
     weight_bytes,
 )
+from perfmodel.ownership import spend
 from perfmodel.plan import Engine, Limits, Load, Plan
 from perfmodel.relax import Real, as_real, ceil, ceil_div, floor, inverse, maximum, minimum
 from perfmodel.step import Chunk, Shard, Step, causal_pairs
@@ -425,7 +426,7 @@ def estimate(
     per_output = inverse(output_rate)
     per_token = per_output * osl * inverse(osl + load.isl)
     watts = chip_power * plan.chips
-    dollars = machine.price * plan.chips
+    dollars = spend(machine.price, machine.site, chip_power) * plan.chips
 
     mean_parts = [
         (1.0 - share) * decode_round / decode.latency * d + share * mixed_round / mixed.latency * m

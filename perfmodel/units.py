@@ -9,6 +9,7 @@ KB, MB, GB, TB = 1e3, 1e6, 1e9, 1e12
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 MICROSECOND, MILLISECOND, HOUR = 1e-6, 1e-3, 3600.0
 MILLION = 1e6
+KILOWATT, KWH, YEAR = 1e3, 3.6e6, 365 * 24 * HOUR
 
 _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 

@@ -492,7 +492,10 @@ def test_derivatives_in_every_number(name: str):
     inputs = chips.load_chip(name).inputs()
     in_fields, in_constants = slopes(inputs)
     assert all(bool(jnp.isfinite(slope)) for slope in jax.tree.leaves((in_fields, in_constants)))
-    shown = {"cache_capacity", "server_power", "purchase", "memory_efficiency", "chips_per_node"}
+    shown = {
+        "cache_capacity", "server_power", "purchase", "server_purchase", "manufacturing_cost",
+        "rack_chips", "memory_efficiency", "chips_per_node",
+    }  # fmt: skip
     # A format that the chip lacks, at 0, still has the slope of its own peak.
     dead = {field for field, slope in in_fields.items() if not slope}
     assert {field for field in dead if not field.startswith("gemm_")} <= shown

@@ -91,6 +91,21 @@ def test_estimate_opens_down_to_operators(capsys):
     assert {row["phase"] for row in found["steps"]} == {"decode", "mixed"}
 
 
+def test_ownership_and_axes_on_the_command_line(capsys):
+    status, out, err = run(
+        capsys, *DESIGN, "--ownership", "list", "--lifetime", "4", "--pue", "1.2",
+        "--electricity", "0.05", "--json",
+    )  # fmt: skip
+    found = json.loads(out)
+    assert (status, err) == (0, "") and found["ownership"] == "list"
+    assert "lifetime 4 year (given)" in found["site_assumption"]
+    assert found["wall_power_w"] > 1.2 * found["power_w"]
+    status, out, _ = run(capsys, *SEARCH, "--per", "kw", "--json")
+    assert status == 0 and json.loads(out)["y"] == "output_tokens_per_second_kw"
+    assert "electricity" in fails(capsys, 2, *DESIGN, "--electricity", "0.05")
+    assert "nearest: list" in fails(capsys, 2, *DESIGN, "--ownership", "lst")
+
+
 def test_infeasible_is_3_with_what_helps(capsys):
     status, out, err = run(capsys, "estimate", MODEL, CHIP, "--json")
     found = json.loads(out)
