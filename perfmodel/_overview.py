@@ -76,11 +76,11 @@ def overview_table(dataset: "xr.Dataset", interactivity: float = INTERACTIVITY) 
         if why
     ]
     partly = [f"{chip}: {text}" for chip, text in fit.items()]
-    title, searched = headline(dataset)
+    title, *searched = headline(dataset)
     best = f"best plan: most output tokens/s per chip at {interactivity:g} or more per user"
     return Group(
         lines(title, style="bold"),
-        lines(searched),
+        *map(lines, searched),
         "",
         table,
         "",

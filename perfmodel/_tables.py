@@ -82,7 +82,31 @@ def headline(dataset: "xr.Dataset") -> list[str]:
         f"{int(attrs['evaluated']):,} plans evaluated, {int(attrs['feasible']):,} feasible, "
         f"{dataset.sizes['point']} on the chips' fronts"
     )
-    return [title, ", ".join([searched, *_labels.limits(dataset)])]
+    found = [title, ", ".join([searched, *_labels.limits(dataset)])]
+    return [*found, *_descent(dataset)]
+
+
+def _descent(dataset: "xr.Dataset") -> list[str]:
+    """Returns what a descent took and reached, against the enumeration."""
+    if "candidate_gradients" not in dataset:
+        return []
+    total = {
+        name: int(dataset[f"candidate_{name}"].sum())
+        for name in ("starts", "gradients", "evaluated", "enumerated")
+    }
+    shares = [
+        f"{chip} {share:.2%}"
+        for chip, share in zip(
+            dataset["candidate"].values, dataset["candidate_hypervolume"].values, strict=True
+        )
+        if math.isfinite(share)
+    ]
+    return [
+        f"descended: {total['starts']:,} plans to start from, {total['gradients']:,} gradients, "
+        f"{total['evaluated']:,} plans around what they end at; enumerated: "
+        f"{total['enumerated']:,} plans",
+        f"hypervolume over that of the enumeration: {', '.join(shares)}",
+    ]
 
 
 def _model_note(dataset: "xr.Dataset") -> str:
@@ -149,11 +173,11 @@ def frontier_table(dataset: "xr.Dataset", rows: int = 11) -> "Group":
                 str(column["binding"]),
                 end_section=place == len(picked) - 1,
             )
-    title, searched = headline(dataset)
+    title, *searched = headline(dataset)
     mark = ["• on the front over all chips"] if len(found) > 1 else []
     return Group(
         lines(title, style="bold"),
-        lines(searched),
+        *map(lines, searched),
         "",
         table,
         lines(*mark, *footnotes(dataset), style="dim"),

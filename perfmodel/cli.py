@@ -289,6 +289,9 @@ def frontier(
     electricity: _Electricity = None,
     pue: _Pue = None,
     lifetime: _Lifetime = None,
+    descend: Annotated[
+        bool, typer.Option("--descend", help="Find the plans by gradient; compare with all.")
+    ] = False,
     measured: Annotated[
         Path | None, typer.Option(metavar="RUNS.csv", help="Measured runs to draw beside.")
     ] = None,
@@ -319,7 +322,8 @@ def frontier(
             try:
                 found = perfmodel.frontier(
                     model, chip, isl=isl, osl=osl, max_chips=max_chips,
-                    prefix_hit=prefix_hit, engine=engine, x=x, y=y, per=per, price=_prices(price),
+                    prefix_hit=prefix_hit, engine=engine, x=x, y=y, per=per, descend=descend,
+                    price=_prices(price),
                     ownership=ownership, electricity=electricity, pue=pue, lifetime=lifetime,
                     **limits, **extra,
                 ).assign_attrs(_command(context))  # fmt: skip

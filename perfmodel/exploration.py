@@ -11,7 +11,7 @@ import moocore
 import numpy as np
 import xarray as xr
 
-from perfmodel import feasibility, question, results
+from perfmodel import descent, feasibility, question, results
 from perfmodel.advice import advise
 from perfmodel.designs import Designs, blocks, designs, evaluate
 from perfmodel.errors import Infeasible, InputError, nearest, shorten
@@ -151,6 +151,7 @@ def frontier(
     x: str = "tokens_per_second_user",
     y: str = "output_tokens_per_second_chip",
     per: str | None = None,
+    descend: bool = False,
     price: float | Mapping[str, float] | None = None,
     ownership: str = "rented",
     electricity: float | None = None,
@@ -177,6 +178,8 @@ def frontier(
         x, y: names of `results.AXES`; dominance is decided on the axes shown.
         per: what throughput on an axis is counted per: `chip`, `kw` (provisioned, without PUE),
             `usd` (an hour) or `rack`.
+        descend: find the plans by gradient instead (`perfmodel.descent`), and compare with the
+            enumeration: `candidate_hypervolume` is the share of its hypervolume that is reached.
         price: rent [USD per chip and hour], of all chips or by chip.
         ownership, electricity, pue, lifetime: as of `estimate`.
 
@@ -192,18 +195,22 @@ def frontier(
     )  # fmt: skip
     asked = question.ask(model, chips, parse_precisions(precisions), **options)
     most = question.whole("max_chips", max_chips)
-    plans = enumerate_plans(
+    space = Space(
         question.layouts(asked.model.model, most, choices("pp", pp), choices("cp", cp)),
         choices("batches", batches),
         choices("chunks", chunks),
         most,
     )
+    plans = enumerate_plans(*space)
     check_count("frontier", len(plans.tp) * len(asked.chips) * len(asked.formats))
     found = [search(asked, chip, plans, axes) for chip in range(len(asked.chips))]
+    extra: Mapping[str, Any] = {}
+    if descend:
+        found, extra = _descended(asked, space, axes, found)
     obstacles = [_obstacle(asked, chip, best, axes) for chip, best in enumerate(found)]
     call = question.described(
         "frontier", model, chips, max_chips=max_chips, pp=pp, cp=cp, precisions=precisions,
-        chunks=chunks, x=x, y=y, **options,
+        chunks=chunks, x=x, y=y, descend=descend or None, **options,
     )  # fmt: skip
     limits = {"slo_ttft_s": slo_ttft, "slo_tpot_s": slo_tpot}
     counts = (
@@ -211,7 +218,7 @@ def frontier(
         [best.feasible for best in found],
         [len(best.designs.tp) for best in found],
     )
-    table = xr.Dataset(candidates(asked, *counts, obstacles)).assign_attrs(
+    table = xr.Dataset({**candidates(asked, *counts, obstacles), **extra}).assign_attrs(
         asked.attributes(call)
         | {name: float(limit) for name, limit in limits.items() if limit is not None}
         | {"x": x, "y": y, "max_chips": most, "evaluated": sum(best.evaluated for best in found)}
@@ -223,6 +230,63 @@ def frontier(
         raise Infeasible(f"no plan of {asked.model.name} is feasible; {why}", table)
     points = _points(asked, [best for best in found if len(best.designs.tp)], axes)
     return points.assign(table.variables).assign_attrs(table.attrs)
+
+
+class Space(NamedTuple):
+    """What plans are made of: layouts, batches, chunks, and the chips that replicas may fill."""
+
+    layouts: Sequence[question.Layout]
+    batches: Sequence[int]
+    chunks: Sequence[int]
+    max_chips: int
+
+
+def hypervolume(best: Sequence[Best], axes: tuple[str, str]) -> list[float]:
+    """Returns the area that the points of each search dominate, on the same scale for all.
+
+    From 0 where more is better, and from the worst point of any of them where less is.
+    """
+    if not all(len(one.designs.tp) for one in best):
+        return [float(len(one.designs.tp) > 0) for one in best]
+    points = [np.stack([one.values[axis].astype(float) for axis in axes], axis=1) for one in best]
+    higher = [results.BY_NAME[axis].better == "higher" for axis in axes]
+    worst = np.where(higher, 0.0, np.max(np.concatenate(points), axis=0))
+    return [float(moocore.hypervolume(p, ref=worst, maximise=higher)) for p in points]
+
+
+def _descended(
+    asked: Question, space: Space, axes: tuple[str, str], enumerated: Sequence[Best]
+) -> tuple[list[Best], Mapping[str, Any]]:
+    """Returns what descent finds of each chip, and how it compares with the enumeration."""
+    found, gradients, starts = [], [], []
+    for chip in range(len(asked.chips)):
+        kinds = [kind for kind in range(len(asked.formats)) if asked.supports(chip, kind)]
+        parts = [descent.descend(asked, chip, kind, *space[:3], axes, space[3]) for kind in kinds]
+        parts = [part for part in parts if len(part.plans.tp)]
+        if parts:
+            joined = zip(*(part.plans for part in parts), strict=True)
+            near = Designs(*map(np.concatenate, joined))
+            found.append(search(asked, chip, near, axes))
+        else:
+            found.append(enumerated[chip])
+        gradients.append(sum(part.gradients for part in parts))
+        starts.append(sum(part.start for part in parts))
+    shares = []
+    for one, whole in zip(found, enumerated, strict=True):
+        reached, most = hypervolume([one, whole], axes)
+        shares.append(reached / most if most else np.nan)
+    rows = (
+        ("candidate_enumerated", [one.evaluated for one in enumerated],
+         "plans of the enumeration"),
+        ("candidate_starts", starts, "plans evaluated for the descent to start from"),
+        ("candidate_gradients", gradients, "gradients taken by the descent"),
+        ("candidate_hypervolume", shares,
+         "hypervolume of the descended plans over that of the enumeration"),
+    )  # fmt: skip
+    return found, {
+        name: ("candidate", values, {"units": "1", "long_name": text})
+        for name, values, text in rows
+    }
 
 
 def check_count(name: str, total: int) -> None:

@@ -27,6 +27,7 @@ from perfmodel.formats import Precision, PrecisionName, precision_name, precisio
 from perfmodel.machine import Machine
 from perfmodel.models import catalogue as networks
 from perfmodel.models.catalogue import ModelEntry
+from perfmodel.models.mlp import MixtureOfExperts
 from perfmodel.models.transformer import Model
 from perfmodel.plan import Limits, Load
 from perfmodel.step import Shard
@@ -390,9 +391,10 @@ def layouts(
     that more replicas would not.
     """
     heads = min(int(block.body.heads) for block in model.attention)
+    experts = [b.body.experts for b in model.blocks if isinstance(b.body, MixtureOfExperts)]
     found = []
-    for tp in range(1, min(most, max(heads, most if model.is_mixture else 0)) + 1):
-        parts = [d for d in range(1, tp + 1) if tp % d == 0]
+    for tp in range(1, min(most, max(heads, *experts, 0)) + 1):
+        parts = divisors(tp)
         for dp, ep in itertools.product(parts, parts) if model.is_mixture else ((1, 1),):
             # What a group cannot cut over more ranks is not worth looking at.
             if tp // dp > heads:
@@ -416,11 +418,11 @@ def check_degrees(
         raise InputError(f"ep: {model.name} has no experts to spread (nearest: 1)")
     for name, degree in (("ep", ep), ("attention_dp", attention_dp)):
         if tp % degree:
-            near = _near(degree, [d for d in range(1, tp + 1) if tp % d == 0])
+            near = _near(degree, divisors(tp))
             raise InputError(f"{name}: {degree} does not divide the {tp} chips of a stage{near}")
     if tp // attention_dp % cp:
         ranks = tp // attention_dp
-        near = _near(cp, [d for d in range(1, ranks + 1) if ranks % d == 0])
+        near = _near(cp, divisors(ranks))
         raise InputError(f"cp: {cp} does not divide the {ranks} chips of an attention group{near}")
 
     def shard(tp: int = tp, ep: int = ep) -> Shard:
@@ -431,7 +433,7 @@ def check_degrees(
         body = network.attention[0].body
         heads = f"{body.heads} heads and {body.kv_heads} kv heads"
         if cuts(network, shard(ep=1)):
-            valid = [d for d in range(1, tp + 1) if tp % d == 0 and cuts(network, shard(ep=d))]
+            valid = [d for d in divisors(tp) if cuts(network, shard(ep=d))]
             raise InputError(
                 f"ep: {ep} does not cut the experts of {model.name} at tp {tp}{_near(ep, valid)}"
             )
@@ -446,9 +448,20 @@ def check_degrees(
         raise InputError(f"pp: {pp} stages exceed the {network.layers} layers of {model.name}")
 
 
+def divisors(number: int) -> list[int]:
+    """Returns the divisors of a whole number.
+
+    >>> divisors(12)
+    [1, 2, 3, 4, 6, 12]
+    """
+    low = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
+    return low + [number // d for d in reversed(low) if d * d != number]
+
+
 def _near(wanted: int, valid: Sequence[int]) -> str:
     near = min(valid, key=lambda d: (abs(math.log(d / wanted)), d))
-    return f" (nearest: {near}; valid: {', '.join(map(str, valid))})"
+    listed = valid if len(valid) <= 16 else [*valid[:15], "…"]
+    return f" (nearest: {near}; valid: {', '.join(map(str, listed))})"
 
 
 def check_kernel(chip: Chip, names: PrecisionName) -> None:
