@@ -113,7 +113,7 @@ def machine(fields: Mapping[str, Real], constants: Mapping[str, Real]) -> Machin
 
     return Machine(
         kernels=kernels("kernels"),
-        experts=kernels("kernels"),
+        experts=kernels("experts"),
         compute=Compute(
             units=fields["units"],
             vector_peak=fields["peak_vector"],

@@ -71,7 +71,8 @@ class Links(NamedTuple):
 def all_to_all_seconds(message: Real, ranks: Real, fabric: Fabric) -> Array:
     """Returns the time of an all-to-all in which each rank's buffer is `message` bytes [s].
 
-    A rank keeps its own part and sends (N−1)/N of the buffer, once: as an all-gather.
+    A rank keeps its own part and sends (N−1)/N of the buffer, once: as an all-gather. But no two
+    ranks of a domain want the same bytes, so each takes all it needs through its own port.
     """
     return links("all_to_all", ranks, fabric).seconds(message)
 
@@ -94,19 +95,26 @@ def links(kind: str, ranks: Real, fabric: Fabric) -> Links:
     log_size = log_local - math.log(8.0)
     # N^(1/a) as an exponential: powers are slow to compile and are not vectorised.
     hops = fabric.hop_time * fabric.axes * (jnp.exp(log_local * inverse(fabric.axes)) - 1.0)
-    oneshot = fabric.oneshot_latency * jnp.exp(fabric.oneshot_growth * log_size)
-    twoshot = fabric.twoshot_latency * jnp.exp(fabric.twoshot_growth * log_size)
+    if kind == "all_reduce":
+        oneshot = fabric.oneshot_latency * jnp.exp(fabric.oneshot_growth * log_size)
+        twoshot = fabric.twoshot_latency * jnp.exp(fabric.twoshot_growth * log_size)
+    else:
+        oneshot = twoshot = fabric.gather_latency * jnp.exp(fabric.gather_growth * log_size)
     tree = passes / _LOG_2 * jnp.log(domains) * fabric.nic_latency
     tree_byte = passes / _TREE_EFFICIENCY * minimum(other_domains, 1.0) * per_port_byte
-    ring_byte = other_domains * per_domain * per_port_byte
+    # How much of its shard a rank takes through its port; of an all-to-all, of the whole message.
+    outside = other_domains * per_domain
+    if kind == "all_to_all":
+        tree_byte = outside * per_port_byte
+        outside = outside * local
     two_way = others * per_byte * inverse(fabric.twoshot_efficiency)
-    sent = others * fabric.energy + other_domains * per_domain * fabric.nic_energy
+    sent = others * fabric.energy + outside * fabric.nic_energy
     return Links(
         start=any_local * oneshot + hops + tree,
         byte=direct * per_byte * inverse(fabric.oneshot_efficiency) + tree_byte,
         flow_start=any_local * twoshot + hops + passes * other_domains * fabric.nic_latency,
         flow_ramp=any_local * fabric.twoshot_ramp * 1e-3,
-        flow_byte=passes * per_local * (two_way + ring_byte),
+        flow_byte=passes * per_local * (two_way + outside * per_port_byte),
         joules=passes * per_local * sent,
     )
 
