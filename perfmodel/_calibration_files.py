@@ -181,6 +181,7 @@ def chosen(case: Case) -> bool:
 def _record(case: Case, name: str, value: float, note: str) -> Record:
     middle, high, _ = case.score()
     version = str(case.rows["version"].iloc[0]) if "version" in case.rows else "2024"
+    kernel = f", {case.detail}" if case.kind == "experts" else ""
     return Record(
         value,
         UNITS.get(name, "1"),
@@ -188,7 +189,7 @@ def _record(case: Case, name: str, value: float, note: str) -> Record:
         _SOURCE_OF[case.kind],
         note,
         {
-            "framework": f"{case.framework} {version}",
+            "framework": f"{case.framework} {version}{kernel}",
             "rows": int(case.seen.sum()),
             "held_out": int(case.judged.sum()),
             "error_median": middle,

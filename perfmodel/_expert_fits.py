@@ -50,7 +50,8 @@ def expert_columns(rows: pd.DataFrame, form: Format) -> dict[str, np.ndarray]:
     """
     ways = ["distribution", "num_tokens", "topk", "num_experts", "moe_ep_size"]
     of = rows.groupby(ways, observed=True, sort=False).ngroup().to_numpy()
-    load = np.array([busiest_load(str(d), *n) for d, *n in rows[ways].drop_duplicates().values])[of]
+    found = rows[ways].drop_duplicates().to_numpy()
+    load = np.array([busiest_load(str(way), *map(int, sizes)) for way, *sizes in found])[of]
     plain = np.zeros(len(rows), dtype=bool)
     for top_k, width in _PLAIN:
         plain |= (

@@ -429,11 +429,15 @@ _UNFUSED = (
     "step, TensorRT-LLM's 11 to 14 µs is not"
 )
 _WEAK = "poorly told by these rows; near its prior"
+_LAUNCHES = "half the launches of an expert layer: choice, sorting, products, activation, sum"
+_COPIES = "copying rows into the order of experts, and quantisation"
 NOTES = {
     "kernels.fp8.floor": _UNFUSED,
     "kernels.fp4.floor": _UNFUSED,
     "kernels.fp8.quantise": "bytes per activation element of an unfused quantisation; 0 if fused",
     "kernels.fp4.quantise": "bytes per activation element of an unfused quantisation; 0 if fused",
+    **{f"experts.{kind}.floor": _LAUNCHES for kind in KERNELS},
+    **{f"experts.{kind}.quantise": _COPIES for kind in KERNELS},
     "rtx_pro_6000.kernels.fp8.floor": "TensorRT-LLM is the only table; includes quantisation",
     "rtx_pro_6000.kernels.fp4.floor": _WEAK,
     "gb200.fabric.oneshot_growth": "measured on 4 chips only: the prior",

@@ -121,7 +121,7 @@ def test_sample_covers_chips_and_operators() -> None:
         ("operator == 'matmul'", 0.11),
         ("operator == 'experts' and moe_dtype == 'bfloat16'", 0.10),
         ("operator == 'experts'", 0.12),
-        ("operator == 'gather'", 0.09),
+        ("operator == 'gather'", 0.10),
         ("operator == 'decode'", 0.10),
         ("operator == 'context'", 0.10),
         ("operator == 'all_reduce'", 0.08),
