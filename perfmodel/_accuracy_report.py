@@ -179,8 +179,9 @@ only where the weights exceed 1.5 caches. What explains the times:
 - Nemotron's experts have no gate, whatever the kernel is called; ranks write the sums of all
   tokens, and Triton kernels also activate and sum rows of other ranks' experts: rows are predicted
   so. A serving engine that exchanges tokens does not.
-- Smaller row tiles, unpadded rows, no split, no waves and a time per tile were tried: once copied
-  rows are paid for, each gains less than a point, so the form is that of any product.
+- Smaller row tiles, unpadded rows, no split, no waves and a time per tile were tried on H100's and
+  B200's largest sets: once copied rows are paid for, each gains less than a point, so the form is
+  that of any product.
 - H100 TensorRT-LLM in bf16 and per-tensor fp8 takes 3 to 10 times as long in a tenth of its rows
   as in their neighbours (a kernel that was never tuned): hence vLLM's in bf16. A100's Triton and
   Marlin and Blackwell's block-scaled fp8 outside DeepGEMM are badly tuned likewise and not used.
