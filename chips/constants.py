@@ -40,6 +40,11 @@ CONSTANTS = (
         for kind in KERNELS
         for name, unit, meaning, low, high in _KERNEL
     ),
+    *(
+        Field(f"experts.{kind}.{name}", unit, f"{meaning}, experts in {kind}", low, high)
+        for kind in KERNELS
+        for name, unit, meaning, low, high in _KERNEL
+    ),
     Field("compute.tile_rows", "1", "rows of a unit's output tile", 1.0, 1e4),
     Field("compute.tile_columns", "1", "columns of a unit's output tile", 1.0, 1e4),
     Field("compute.split_time", "s", "shortest piece of work worth splitting off", *_TIME),
@@ -72,6 +77,8 @@ CONSTANTS = (
     Field("fabric.twoshot_growth", "1", "its growth with the group", -5.0, 5.0),
     Field("fabric.twoshot_efficiency", "1", "achieved share of the links, two-shot", *_SHARE),
     Field("fabric.twoshot_ramp", "s", "protocol ramp at 1 MB", *_TIME),
+    Field("fabric.gather_latency", "s", "all-gather, reduce-scatter, all-to-all, 8 chips", *_TIME),
+    Field("fabric.gather_growth", "1", "its growth with the group", -5.0, 5.0),
     Field("memory.vector_stream", "1", "share of bandwidth, element-wise kernels", *_SHARE),
     Field("memory.vector_floor", "s", "time of the smallest element-wise kernel", *_TIME),
     Field("power.running", "1", "power of a running chip before any work, share of tdp", 0.0, 1.0),
@@ -161,14 +168,15 @@ def _measured(name: str, sheet: Sheet, default: Mapping[str, Number]) -> Constan
     """Returns a constant that follows from a measured fact of the datasheet."""
     if name == "kernels.bf16.stream":
         field, factor = "memory_efficiency", 1.0
-    elif name.startswith("kernels.") and name.endswith(".efficiency"):
+    elif name.startswith(("kernels.", "experts.")) and name.endswith(".efficiency"):
         kind = name.split(".")[1]
-        field, factor = f"gemm_efficiency_{kind}", 1.0
-        if sheet.value(field) is None and kind != "bf16":
+        field, base = f"gemm_efficiency_{kind}", f"kernels.{kind}.efficiency"
+        if sheet.value(field) is None:
             # A chip that misses its 16-bit peak, by clock or software, misses the others too.
-            field = "gemm_efficiency_bf16"
-            bf16 = default["kernels.bf16.efficiency"].value or 1.0
-            factor = (default[name].value or 0.0) / bf16
+            field, base = "gemm_efficiency_bf16", "kernels.bf16.efficiency"
+        factor = 1.0
+        if name != base:
+            factor = (default[name].value or 0.0) / (default[base].value or 1.0)
     else:
         return None
     number = sheet.numbers.get(field)

@@ -110,7 +110,7 @@ def machine(fields: Mapping[str, Real], constants: Mapping[str, Real]) -> Machin
 
     return Machine(
         kernels=Kernels(peak=_vector(peaks), energy=energy, **products("kernels")),
-        experts=Products(**products("kernels")),
+        experts=Products(**products("experts")),
         compute=Compute(
             units=fields["units"],
             vector_peak=fields["peak_vector"],

@@ -236,10 +236,11 @@ class MixtureOfExperts(eqx.Module):
             Matmul(
                 "router", group, own, self.experts, hidden, 2, 2, precision.head_kernel,
             ),
-            # Softmax or sigmoid, the choice of k, and sorting tokens by expert.
+            # Softmax or sigmoid, the choice of k, and sorting tokens by expert. Engines fuse these
+            # kernels differently; the floor of grouped products holds the launches of all of them.
             Vector(
                 "routing", group, own, 2 * self.experts, 2 * self.top_k, 8 * self.experts,
-                element_bytes=4, launches=2,
+                element_bytes=4, launches=0,
             ),
             *self._dispatch(group, step, hidden, shard),
             Matmul(
@@ -248,6 +249,7 @@ class MixtureOfExperts(eqx.Module):
             ),
             Vector(
                 "expert_activation", group, local, self.gates * inner, inner, 8 * inner,
+                launches=0,
             ),
             Matmul(
                 "expert_down_projection", group, each, hidden, inner, *weights, experts=True,
@@ -255,6 +257,7 @@ class MixtureOfExperts(eqx.Module):
             # The weighted sum over a token's experts.
             Vector(
                 "expert_sum", group, local, hidden, divide(hidden, self.top_k), 2 * hidden,
+                launches=0,
             ),
         ]  # fmt: skip
         if self.shared is not None:

@@ -29,6 +29,15 @@ REGIMES = {
         "256–1023": "256 <= m < 1024",
         "≥ 1024": "m >= 1024",
     },
+    "experts": {
+        "balanced": "distribution == 'balanced'",
+        "power law": "distribution != 'balanced'",
+        "< 64 tokens": "tokens < 64",
+        "64–1023": "64 <= tokens < 1024",
+        "≥ 1024": "tokens >= 1024",
+        "1 rank": "width == inter_size and moe_ep_size == 1",
+        "≥ 16 expert ranks": "moe_ep_size >= 16",
+    },
     "decode": {
         "bf16 cache": "kv_bytes == 2",
         "fp8 cache": "kv_bytes == 1",
@@ -50,6 +59,14 @@ REGIMES = {
         "< 256 kB": "message < 2.56e5",
         "≥ 1 MB": "message >= 1e6",
     },
+    "gather": {
+        "gather, scatter": "exchange == 0",
+        "all-to-all": "exchange == 1",
+        "2 ranks": "ranks == 2",
+        "8 ranks": "ranks == 8",
+        "< 256 kB": "message < 2.56e5",
+        "≥ 1 MB": "message >= 1e6",
+    },
     "vector": {"≥ 100 MB": "2 * tokens * (reads + writes) >= 1e8"},
 }
 
@@ -61,7 +78,8 @@ def table(cases: Sequence[Case]) -> list[str]:
     lines = [_row([*heads, "all held out", *regimes]), _row(["---"] * (10 + len(regimes)))]
     for case in cases:
         columns = pd.DataFrame(dict(case.table.columns))
-        named = "" if case.kind == "vector" else case.detail
+        columns = columns.join(case.rows[case.rows.columns.difference(columns.columns)])
+        named = "" if case.kind in ("vector", "gather") else case.detail
         cells = [case.chip, named or "–", case.framework, "yes" if chosen(case) else ""]
         cells += [str(case.seen.sum()), str(case.judged.sum()), *_percent(case.score())]
         whole = scores(case.predicted[case.kept], case.table.seconds[case.kept])
@@ -121,9 +139,11 @@ Gauss–Newton.
 
 _TITLES = {
     "matmul": "Matrix products",
+    "experts": "Expert layers",
     "decode": "Decode attention",
     "context": "Context attention",
     "all_reduce": "All-reduce",
+    "gather": "All-gather, reduce-scatter, all-to-all",
     "vector": "Element-wise kernels",
 }
 
@@ -142,6 +162,31 @@ them as found). Traps:
   kernels that a serving engine fuses; the catalogue takes vLLM's or SGLang's (5 to 7 µs) where
   there is a choice, although vLLM's uneven dispatch of CUTLASS kernels is much harder to predict.
 - fp8_block is reported only.""",
+    "experts": """\
+Held out: every second (hidden, width, top-k, experts) group, whole. Five constants a set, on at
+most 4,000 rows of it; a set is one framework's grouped kernel in one format, and kernels with one
+shape alone are left out. A row is choosing and sorting, both products, the activation and the sum,
+and is predicted by the rows that a step's mixture of experts consists of. Rows and distinct
+experts of the rank are means over ten draws of the source's own routing (balanced, or power law on
+the busiest rank). In scope: at least 64 columns of each expert on a rank; L40S and RTX PRO 6000
+only where the weights exceed 1.5 caches. What explains the times:
+
+- Weights of the experts that a token reached stream at 0.7 to 0.98 of the bandwidth.
+- `quantise` is large where a kernel copies rows into the order of experts (CUTLASS and DeepGEMM on
+  H100 and Blackwell: 5 to 28 B per element, bf16 too), small where it gathers them (Triton,
+  TensorRT-LLM's own).
+- `floor` holds the launches of the whole layer, half of them in each of its two products.
+- Nemotron's experts have no gate, whatever the kernel is called; ranks write the sums of all
+  tokens, and Triton kernels also activate and sum rows of other ranks' experts: rows are predicted
+  so. A serving engine that exchanges tokens does not.
+- Smaller row tiles, unpadded rows, no split, no waves and a time per tile were tried on H100's and
+  B200's largest sets: once copied rows are paid for, each gains less than a point, so the form is
+  that of any product.
+- H100 TensorRT-LLM in bf16 and per-tensor fp8 takes 3 to 10 times as long in a tenth of its rows
+  as in their neighbours (a kernel that was never tuned): hence vLLM's in bf16. A100's Triton and
+  Marlin and Blackwell's block-scaled fp8 outside DeepGEMM are badly tuned likewise and not used.
+- nvfp4 on B200 and GB200: the launches take 13 µs at one token and 25 at 64, whatever the bytes
+  (choosing experts takes more kernels then), which one floor cannot follow.""",
     "decode": """\
 Held out: 2 of every 5 (head width, kv heads, heads) groups, whole. Eleven constants a set, bf16
 and fp8 caches together. Judged and fitted: at most 32 query heads per kv head, at least 128 keys,
@@ -172,6 +217,13 @@ of the one-shot form, with the two-shot form as its alternative. L40S and RTX PR
 PCIe, where a step between 2 and more ranks is missing in the form: best effort. B200's custom
 kernel is measured on 8 ranks only, GB200's on 4: how the latency grows with ranks is the prior
 there.""",
+    "gather": """\
+Held out: every second message size (interpolation, so optimistic). NCCL, newest version, 16 bit.
+The latency and its growth with the group are fitted; rates and ramp are those of the all-reduce
+(its latency would be up to twice too large). Sizes are the whole buffer. Over PCIe the rate falls
+with the group in a way that the form lacks: L40S moves 19 GB/s between two chips, 5 among four and
+2 among eight, RTX PRO 6000 31 and then 23. So of L40S, beyond two chips, only messages below 64 KiB
+are fitted and judged.""",
     "vector": """\
 Norms, residual adds, gated activations and rotary embeddings of Vidur (fp16, 2023 kernels,
 rounded to 1 µs). Stream is the median over kinds of the median rate in rows of at least 30 µs of

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from perfmodel._measurements import CHIPS, FORMATS, Case, scores
+from perfmodel._measurements import CHIPS, EXPERT_FORMATS, Case, scores
 from perfmodel.chips.constants import CONSTANTS
 
 GENERATIONS = {
@@ -21,9 +21,10 @@ GENERATIONS = {
 
 SOURCES = {
     "aic-gemm": ("matrix products, table aic_gemm", "NVIDIA", "2026-08-21"),
+    "aic-moe": ("expert layers, table aic_moe", "NVIDIA", "2026-08-21"),
     "aic-generation": ("decode attention, table aic_attention_generation", "NVIDIA", "2026-08-21"),
     "aic-context": ("context attention, table aic_attention_context", "NVIDIA", "2026-08-21"),
-    "aic-collectives": ("all-reduce, table aic_collectives", "NVIDIA", "2026-08-21"),
+    "aic-collectives": ("collectives, table aic_collectives", "NVIDIA", "2026-08-21"),
 }
 _AIC = "GitHub repository ai-dynamo/aiconfigurator, snapshot 095f58a51c4c, Apache-2.0"
 _OTHER = {
@@ -48,9 +49,11 @@ _OTHER = {
 }
 _SOURCE_OF = {
     "matmul": "aic-gemm",
+    "experts": "aic-moe",
     "decode": "aic-generation",
     "context": "aic-context",
     "all_reduce": "aic-collectives",
+    "gather": "aic-collectives",
     "vector": "vidur-mlp",
 }
 
@@ -69,6 +72,42 @@ CHOICE = {
 }
 """The framework whose kernels the catalogue takes, where it is not TensorRT-LLM."""
 
+EXPERT_CHOICE = {
+    ("a100_sxm", "bf16"): ("trtllm", "bfloat16 moe_torch_flow"),
+    ("h100_sxm", "bf16"): (
+        "vllm",
+        "bfloat16 vllm_unquantizedfusedmoe_triton_tritonexperts",
+    ),
+    ("h100_sxm", "fp8"): ("trtllm", "fp8_block moe_torch_flow_cutlass"),
+    ("h100_sxm", "w4a16"): (
+        "vllm",
+        "w4a16_mxfp4 vllm_gptossmxfp4moe_triton_oaitritonmxfp4expertsmonolithic",
+    ),
+    ("l40s", "bf16"): ("vllm", "bfloat16 vllm_unquantizedfusedmoe_triton_tritonexperts"),
+    ("l40s", "fp8"): ("vllm", "fp8 vllm_modeloptfp8moe_triton_tritonexperts"),
+    ("l40s", "w4a16"): ("vllm", "w4a16_mxfp4 vllm_gptossmxfp4moe_marlin_marlinexperts"),
+    ("b200_sxm", "bf16"): (
+        "vllm",
+        "bfloat16 vllm_unquantizedfusedmoe_flashinfer_trtllm_trtllmbf16experts",
+    ),
+    ("b200_sxm", "fp8"): ("trtllm", "fp8_block deepgemm"),
+    ("b200_sxm", "fp4"): (
+        "vllm",
+        "nvfp4 vllm_compressedtensorsw4a4nvfp4moe_flashinfer_trtllm_trtllmnvfp4expertsmonolithic",
+    ),
+    ("b200_sxm", "w4a16"): (
+        "vllm",
+        "w4a16_mxfp4 vllm_gptossmxfp4moe_flashinfer_trtllm_mxfp4_bf16_trtllmmxfp4expertsmonolithic",
+    ),
+    ("gb200", "bf16"): ("sglang", "bfloat16 sglang_flashinfer_trtllm_moe"),
+    ("gb200", "fp8"): ("trtllm", "fp8_block deepgemm"),
+    ("gb200", "fp4"): ("sglang", "nvfp4 sglang_flashinfer_trtllm_moe"),
+    ("rtx_pro_6000_server", "bf16"): ("trtllm", "bfloat16 moe_torch_flow_cutlass"),
+    ("rtx_pro_6000_server", "fp8"): ("trtllm", "fp8 moe_torch_flow_cutlass"),
+    ("rtx_pro_6000_server", "fp4"): ("trtllm", "nvfp4 moe_torch_flow_cutlass"),
+}
+"""Framework and grouped kernel whose constants the catalogue takes, by system and kernel kind."""
+
 UNITS = {
     "item_rate": "B/s",
     "single_item_rate": "B/s",
@@ -81,6 +120,7 @@ UNITS = {
     "oneshot_latency": "s",
     "twoshot_latency": "s",
     "twoshot_ramp": "s",
+    "gather_latency": "s",
     "vector_floor": "s",
 }
 
@@ -118,12 +158,22 @@ def _toml(value: float | str) -> str:
     return text if "." in text or "e" in text else text + ".0"
 
 
+def kernel_kind(case: Case) -> str:
+    """Returns the kernel kind of a set of products or expert layers."""
+    return EXPERT_FORMATS[case.detail.split(" ")[0]].kind
+
+
 def chosen(case: Case) -> bool:
     """Returns whether the catalogue takes this set's constants."""
     if case.kind == "matmul" and case.detail == "fp8_block":
         return False
-    if case.kind in ("all_reduce", "vector"):
+    if case.kind == "experts":
+        choice = EXPERT_CHOICE.get((case.system, kernel_kind(case)))
+        return (case.framework, case.detail) == choice
+    if case.kind == "all_reduce":
         return case.detail != "nccl"
+    if case.kind in ("gather", "vector"):
+        return True
     key = case.detail if case.kind == "matmul" else case.kind
     return case.framework == CHOICE.get((case.system, key), "trtllm")
 
@@ -131,6 +181,7 @@ def chosen(case: Case) -> bool:
 def _record(case: Case, name: str, value: float, note: str) -> Record:
     middle, high, _ = case.score()
     version = str(case.rows["version"].iloc[0]) if "version" in case.rows else "2024"
+    kernel = f", {case.detail}" if case.kind == "experts" else ""
     return Record(
         value,
         UNITS.get(name, "1"),
@@ -138,7 +189,7 @@ def _record(case: Case, name: str, value: float, note: str) -> Record:
         _SOURCE_OF[case.kind],
         note,
         {
-            "framework": f"{case.framework} {version}",
+            "framework": f"{case.framework} {version}{kernel}",
             "rows": int(case.seen.sum()),
             "held_out": int(case.judged.sum()),
             "error_median": middle,
@@ -156,10 +207,12 @@ def chip_records(
         "decode": "decode",
         "context": "context",
         "all_reduce": "fabric",
+        "gather": "fabric",
         "vector": "memory",
     }
+    groups = {"matmul": "kernels", "experts": "experts"}
     for case in filter(chosen, cases):
-        prefix = prefixes.get(case.kind) or f"kernels.{FORMATS[case.detail].kind}"
+        prefix = prefixes.get(case.kind) or f"{groups[case.kind]}.{kernel_kind(case)}"
         for name, value in case.constants.items():
             key = f"{prefix}.{name}"
             note = notes.get(f"{case.chip}.{key}", notes.get(key, ""))

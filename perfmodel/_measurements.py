@@ -79,6 +79,13 @@ FORMATS = {
     "int4_wo": Format("w4a16", 0.5, 2, 2, False, 0.6, 3e-6),
 }
 
+EXPERT_FORMATS = FORMATS | {
+    "int4_wo": Format("w4a16", 0.515625, 2, 0, False, 0.6, 3e-6),
+    "w4a16_mxfp4": Format("w4a16", 0.53125, 2, 0, False, 0.6, 3e-6),
+    "w4a8_mxfp4_mxfp8": Format("fp8", 0.53125, 1 + 1 / 32, 0, True, 0.6, 3e-6),
+}
+"""The same for expert layers; int4 with a scale per group of 128, mxfp4 and mxfp8 per 32."""
+
 
 def held_out(rows: pd.DataFrame, by: list[str], share: float) -> np.ndarray:
     """Returns which rows are kept from a fit: whole groups, the same for every table."""

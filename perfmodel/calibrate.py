@@ -1,7 +1,8 @@
 """Fits the kernel constants of chips to public operator measurements.
 
 The physics fitted is the physics used: every residual goes through `matmul_parts`,
-`decode_attention_parts`, `context_attention_parts`, `all_reduce_seconds` and `vector_usage`. Run
+`decode_attention_parts`, `context_attention_parts`, `all_reduce_seconds`,
+`all_gather_seconds`, `vector_usage` and the expert rows of `MixtureOfExperts`. Run
 
     python -m perfmodel.calibrate OPERATORS --out chips/fits --report docs/accuracy.md \\
         --sample tests/data/kernels.csv
@@ -22,11 +23,12 @@ from jax import Array
 
 from perfmodel import _accuracy_report as report
 from perfmodel import _calibration_files as output
+from perfmodel import _expert_fits as expert_fits
 from perfmodel import _fitting
 from perfmodel import _measurements as measurements
 from perfmodel._fitting import Prior, Table
 from perfmodel._measurements import SHARED, Case, bare_machine, in_seconds, select, sets
-from perfmodel.fabric import all_reduce_seconds
+from perfmodel.fabric import all_gather_seconds, all_reduce_seconds
 from perfmodel.machine import (
     Machine,
     Rank,
@@ -243,6 +245,58 @@ def fit_all_reduce(rows: pd.DataFrame) -> list[Case]:
     return cases
 
 
+GATHER = {
+    "gather_latency": Prior(14e-6, 0.5),
+    "gather_growth": Prior(0.4, 0.3, "linear"),
+}
+
+
+def gather_seconds(
+    constants: Mapping[str, Array], machine: Machine, row: Mapping[str, Array]
+) -> Array:
+    """Returns seconds of all-gathers, reduce-scatters and all-to-alls for trial constants.
+
+    Inside one domain the three are alike.
+    """
+    fabric = dataclasses.replace(machine.fabric, **constants)
+    return all_gather_seconds(row["message"], row["ranks"], fabric)
+
+
+def fit_gathers(rows: pd.DataFrame, reduces: Sequence[Case]) -> list[Case]:
+    """Returns a case per system of NCCL's (newest, 16 bit) collectives that move data once.
+
+    Their latency is their own, all else that of the system's all-reduces. Every second message
+    size is held out.
+    """
+    kinds = ["all_gather", "reduce_scatter", "all_to_all"]
+    wanted = (rows["library"] == "nccl") & rows["op"].isin(kinds) & (rows["dtype"] == "half")
+    given = {case.system: case.constants for case in reduces if case.detail == "custom"}
+    cases = []
+    for (system,), part in sets(select(rows, wanted), ["system"]):
+        part = select(part, part["version"] == max(part["version"].astype(str)))
+        sizes = part.groupby(["op", "num_gpus"], observed=True)["message_bytes"]
+        kept = sizes.rank("dense").to_numpy() % 2 == 0
+        columns = {
+            "message": part["message_bytes"].to_numpy(float),
+            "ranks": part["num_gpus"].to_numpy(float),
+            "exchange": (part["op"] == "all_to_all").to_numpy(float),
+        }
+        priors = {**GATHER, **_given(given[system])}
+        table = Table(columns, in_seconds(part), bare_machine(system), priors)
+        scope = np.ones(len(part), dtype=bool)
+        if system == "l40s":
+            # More than two of its chips share the host's bridge, a quarter of a pair's rate each
+            # of four and a tenth of eight, which the form lacks.
+            scope = (columns["ranks"] == 2) | (columns["message"] < 2**16)
+        seen, judged = scope & ~kept, scope & kept
+        case = Case("gather", system, "nccl", "nccl", part, table, seen, judged, kept)
+        ((constants,), _, _) = _fitting.fit(gather_seconds, [case.training()])
+        case.predicted = _fitting.predict(gather_seconds, constants, table)
+        case.constants = {name: constants[name] for name in GATHER}
+        cases.append(case)
+    return cases
+
+
 VECTOR_OPS = {
     # elements in and out per token, of (hidden width, local gate width, local rotary width)
     "add": lambda hidden, inner, rotary, gated: (2 * hidden, hidden),
@@ -375,11 +429,15 @@ _UNFUSED = (
     "step, TensorRT-LLM's 11 to 14 µs is not"
 )
 _WEAK = "poorly told by these rows; near its prior"
+_LAUNCHES = "half the launches of an expert layer: choice, sorting, products, activation, sum"
+_COPIES = "copying rows into the order of experts, and quantisation"
 NOTES = {
     "kernels.fp8.floor": _UNFUSED,
     "kernels.fp4.floor": _UNFUSED,
     "kernels.fp8.quantise": "bytes per activation element of an unfused quantisation; 0 if fused",
     "kernels.fp4.quantise": "bytes per activation element of an unfused quantisation; 0 if fused",
+    **{f"experts.{kind}.floor": _LAUNCHES for kind in KERNELS},
+    **{f"experts.{kind}.quantise": _COPIES for kind in KERNELS},
     "rtx_pro_6000.kernels.fp8.floor": "TensorRT-LLM is the only table; includes quantisation",
     "rtx_pro_6000.kernels.fp4.floor": _WEAK,
     "gb200.fabric.oneshot_growth": "measured on 4 chips only: the prior",
@@ -388,6 +446,22 @@ NOTES = {
     "memory.vector_floor": "the table is rounded to 1 µs",
 }
 _KERNEL = "belongs to chip and kernel and does not transfer; prior"
+_NO_TABLE = {
+    "fp8": {
+        "efficiency": 0.7,
+        "stream": 0.85,
+        "floor": 12e-6,
+        "split_latency": 2.8e-6,
+        "quantise": 25.0,
+    },
+    "bf16": {
+        "efficiency": 0.6,
+        "stream": 0.85,
+        "floor": 17e-6,
+        "split_latency": 2.8e-6,
+        "quantise": 1.5,
+    },
+}
 ASSUMED: dict[str, tuple[float, str]] = {
     "kernels.bf16.efficiency": (0.75, "0.60 to 0.85 over chips, " + _KERNEL),
     "kernels.fp8.efficiency": (0.675, "0.9 times that of bf16, " + _KERNEL),
@@ -402,7 +476,11 @@ ASSUMED: dict[str, tuple[float, str]] = {
     **{f"kernels.{k}.split_latency": (3e-6, "as bf16") for k in KERNELS if k != "bf16"},
     **{f"kernels.{k}.quantise": (6.4, "unfused quantisation; prior") for k in ("fp8", "fp4")},
     "kernels.int8.quantise": (6.4, "as fp8"),
-    **{f"kernels.{k}.quantise": (0.0, "nothing to quantise") for k in ("bf16", "w8a16", "w4a16")},
+    **{
+        f"experts.{kind}.{name}": (value, f"as {other} of an H100: no table")
+        for kind, other in (("int8", "fp8"), ("w8a16", "bf16"))
+        for name, value in _NO_TABLE[other].items()
+    },
 }
 
 
@@ -425,9 +503,14 @@ def main() -> None:
     context = measurements.context_cases(read("aic_attention_context.parquet"))
     fit_attention(context, CONTEXT_STARTS)
     reduces = fit_all_reduce(read("aic_collectives.parquet"))
+    gathers = fit_gathers(read("aic_collectives.parquet"), reduces)
     vectors = fit_vectors(read("vidur_mlp.parquet"))
+    streams = {case.chip: case.constants["vector_stream"] for case in vectors}
+    streams[""] = float(np.median(list(streams.values())))
+    experts = expert_fits.expert_cases(read("aic_moe.parquet"), streams, shared)
+    expert_fits.fit_experts(experts)
     power = fit_power(pd.read_csv(options.operators / "splitwise_latency.csv"))
-    cases = [*products, *decode, *context, *reduces, *vectors]
+    cases = [*products, *experts, *decode, *context, *reduces, *gathers, *vectors]
     options.out.mkdir(parents=True, exist_ok=True)
     chips = output.chip_records(cases, shared, NOTES)
     for chip, records in chips.items():

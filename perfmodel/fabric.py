@@ -53,6 +53,7 @@ class Links(NamedTuple):
     """
 
     start: Array
+    ramp: Array
     byte: Array
     flow_start: Array
     flow_ramp: Array
@@ -62,16 +63,19 @@ class Links(NamedTuple):
     def seconds(self, message: Real) -> Array:
         """Returns the time for a message [B] of this group [s]."""
         message = as_real(message)
-        fast_start = self.start + message * self.byte
         # The small constant keeps the root's derivative finite for an empty message.
-        ramp = self.flow_ramp * jnp.sqrt(message + 1e-6)
-        return minimum(fast_start, self.flow_start + ramp + message * self.flow_byte)
+        root = jnp.sqrt(message + 1e-6)
+        fast_start = self.start + self.ramp * root + message * self.byte
+        return minimum(
+            fast_start, self.flow_start + self.flow_ramp * root + message * self.flow_byte
+        )
 
 
 def all_to_all_seconds(message: Real, ranks: Real, fabric: Fabric) -> Array:
     """Returns the time of an all-to-all in which each rank's buffer is `message` bytes [s].
 
-    A rank keeps its own part and sends (N−1)/N of the buffer, once: as an all-gather.
+    A rank keeps its own part and sends (N−1)/N of the buffer, once: as an all-gather. But no two
+    ranks of a domain want the same bytes, so each takes all it needs through its own port.
     """
     return links("all_to_all", ranks, fabric).seconds(message)
 
@@ -86,27 +90,40 @@ def links(kind: str, ranks: Real, fabric: Fabric) -> Links:
     others, other_domains = local - 1.0, domains - 1.0
     per_local, per_domain = inverse(local), inverse(domains)
     per_byte, per_port_byte = inverse(rate), inverse(port)
-    # How much of the message a rank receives when it reads straight from all others.
-    direct = others if kind == "all_reduce" else others * per_local
     # Exactly 0 for one rank, 1 from two on.
     any_local = minimum(others, 1.0)
     log_local = jnp.log(local)
     log_size = log_local - math.log(8.0)
     # N^(1/a) as an exponential: powers are slow to compile and are not vectorised.
     hops = fabric.hop_time * fabric.axes * (jnp.exp(log_local * inverse(fabric.axes)) - 1.0)
-    oneshot = fabric.oneshot_latency * jnp.exp(fabric.oneshot_growth * log_size)
-    twoshot = fabric.twoshot_latency * jnp.exp(fabric.twoshot_growth * log_size)
+    flow_ramp = any_local * fabric.twoshot_ramp * 1e-3
+    if kind == "all_reduce":
+        oneshot = fabric.oneshot_latency * jnp.exp(fabric.oneshot_growth * log_size)
+        twoshot = fabric.twoshot_latency * jnp.exp(fabric.twoshot_growth * log_size)
+        # Every rank reads the whole message of all others.
+        direct = others * inverse(fabric.oneshot_efficiency)
+        ramp = as_real(0.0)
+    else:
+        # What moves once has no one-shot form: inside a domain both algorithms are the same.
+        oneshot = twoshot = fabric.gather_latency * jnp.exp(fabric.gather_growth * log_size)
+        direct = others * per_local * inverse(fabric.twoshot_efficiency)
+        ramp = flow_ramp
     tree = passes / _LOG_2 * jnp.log(domains) * fabric.nic_latency
     tree_byte = passes / _TREE_EFFICIENCY * minimum(other_domains, 1.0) * per_port_byte
-    ring_byte = other_domains * per_domain * per_port_byte
+    # How much of its shard a rank takes through its port; of an all-to-all, of the whole message.
+    outside = other_domains * per_domain
+    if kind == "all_to_all":
+        tree_byte = outside * per_port_byte
+        outside = outside * local
     two_way = others * per_byte * inverse(fabric.twoshot_efficiency)
-    sent = others * fabric.energy + other_domains * per_domain * fabric.nic_energy
+    sent = others * fabric.energy + outside * fabric.nic_energy
     return Links(
         start=any_local * oneshot + hops + tree,
-        byte=direct * per_byte * inverse(fabric.oneshot_efficiency) + tree_byte,
+        ramp=ramp,
+        byte=direct * per_byte + tree_byte,
         flow_start=any_local * twoshot + hops + passes * other_domains * fabric.nic_latency,
-        flow_ramp=any_local * fabric.twoshot_ramp * 1e-3,
-        flow_byte=passes * per_local * (two_way + ring_byte),
+        flow_ramp=flow_ramp,
+        flow_byte=passes * per_local * (two_way + outside * per_port_byte),
         joules=passes * per_local * sent,
     )
 
@@ -130,7 +147,10 @@ def all_reduce_seconds(message: Real, ranks: Real, fabric: Fabric) -> Array:
 def all_gather_seconds(message: Real, ranks: Real, fabric: Fabric) -> Array:
     """Returns the time until each of `ranks` chips holds all `message` bytes [s].
 
-    The second half of an all-reduce: each rank receives (N−1)/N of the message, once.
+    The second half of an all-reduce, with a latency of its own: each rank receives (N−1)/N of the
+    message, once. A reduce-scatter takes as long.
+
+        α₃(N/8)^c + ρ√(m/1 MB) + (N−1)/N·m/(η₂W)
     """
     return links("all_gather", ranks, fabric).seconds(message)
 

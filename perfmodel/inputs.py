@@ -98,6 +98,8 @@ _MACHINE = {
     "fabric.twoshot_growth": ("two-shot collectives: growth with size", "1"),
     "fabric.twoshot_efficiency": ("two-shot collectives: link rate reached", "1"),
     "fabric.twoshot_ramp": ("two-shot collectives: ramp", "s"),
+    "fabric.gather_latency": ("gathers and all-to-alls: latency", "s"),
+    "fabric.gather_growth": ("gathers and all-to-alls: growth with size", "1"),
     "fabric.hop_time": ("time of a hop between chips", "s"),
     "fabric.axes": ("dimensions of a torus", "1"),
     "fabric.wire_bytes": ("bytes of an element on the wire", "B"),

@@ -176,6 +176,7 @@ class Fabric(eqx.Module):
         oneshot_latency, oneshot_growth, oneshot_efficiency: each rank reads all others [s, -, -].
         twoshot_latency, twoshot_growth, twoshot_efficiency: reduce-scatter, all-gather.
         twoshot_ramp: protocol ramp, seconds at 1 MB, growing with the root of the message [s].
+        gather_latency, gather_growth: all-gather, reduce-scatter and all-to-all [s, -].
         hop_time: per hop between neighbours [s] (a switch: 0).
         axes: dimensions of a ring or torus (1).
         wire_bytes: bytes of one activation element on the wire (2).
@@ -194,6 +195,8 @@ class Fabric(eqx.Module):
     twoshot_growth: Array = _real()
     twoshot_efficiency: Array = _real()
     twoshot_ramp: Array = _real()
+    gather_latency: Array = _real()
+    gather_growth: Array = _real()
     hop_time: Array = _real()
     axes: Array = _real()
     wire_bytes: Array = _real()

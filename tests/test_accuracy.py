@@ -12,8 +12,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from perfmodel._expert_fits import expert_columns, expert_seconds
+from perfmodel._measurements import EXPERT_FORMATS, one_hot
 from perfmodel.chips import load_chip
-from perfmodel.fabric import all_reduce_seconds
+from perfmodel.fabric import all_gather_seconds, all_reduce_seconds, all_to_all_seconds
 from perfmodel.machine import (
     Machine,
     Rank,
@@ -31,6 +33,13 @@ FORMATS = {
     "sq": ("int8", 1, 1, 4),
     "int8_wo": ("w8a16", 1, 2, 2),
     "int4_wo": ("w4a16", 0.5, 2, 2),
+}
+
+COLLECTIVES = {
+    "all_reduce": all_reduce_seconds,
+    "all_gather": all_gather_seconds,
+    "reduce_scatter": all_gather_seconds,
+    "all_to_all": all_to_all_seconds,
 }
 
 
@@ -55,9 +64,9 @@ def seconds(row: pd.Series, machine: Machine) -> float:
             kernel=jnp.asarray([float(kind == name) for name in KERNELS]),
         )
         return float(matmul_parts(op, Rank(machine)).total)
-    if row["operator"] == "all_reduce":
+    if row["operator"] in ("all_reduce", "gather"):
         message, ranks = row["message_bytes"], row["num_gpus"]
-        return float(all_reduce_seconds(message, ranks, machine.fabric))
+        return float(COLLECTIVES[row["op"]](message, ranks, machine.fabric))
     length, queries = row["kv_len"], row["isl"]
     keys = min(length, row["window_size"]) if row["window_size"] > 0 else length
     decode = row["operator"] == "decode"
@@ -85,14 +94,23 @@ def seconds(row: pd.Series, machine: Machine) -> float:
 def errors() -> pd.DataFrame:
     """Returns the sample with the signed relative error of each row."""
     known = rows()
-    predicted = [seconds(row, load_chip(row["chip"]).machine) for _, row in known.iterrows()]
-    return known.assign(error=np.array(predicted) / (known["latency_ms"] * 1e-3) - 1.0)
+    predicted = pd.Series(0.0, index=known.index)
+    layers = known["operator"] == "experts"
+    for (chip, dtype), part in known[layers].groupby(["chip", "moe_dtype"]):
+        form = EXPERT_FORMATS[dtype]
+        columns = expert_columns(part, form)
+        kernel, machine = one_hot(form.kind), load_chip(chip).machine
+        predicted[part.index] = np.asarray(expert_seconds(columns, kernel, machine))
+    for index, row in known[~layers].iterrows():
+        predicted[index] = seconds(row, load_chip(row["chip"]).machine)
+    return known.assign(error=predicted / (known["latency_ms"] * 1e-3) - 1.0)
 
 
 def test_sample_covers_chips_and_operators() -> None:
     counts = rows().groupby(["operator", "chip"]).size().unstack()
     assert len(rows()) >= 400
-    assert set(counts.index) == {"matmul", "decode", "context", "all_reduce"}
+    kinds = {"matmul", "experts", "decode", "context", "all_reduce", "gather"}
+    assert set(counts.index) == kinds
     assert counts.shape[1] == 6 and (counts >= 10).all().all(), counts
 
 
@@ -101,6 +119,9 @@ def test_sample_covers_chips_and_operators() -> None:
     [
         ("operator == 'matmul' and gemm_dtype == 'bfloat16'", 0.08),
         ("operator == 'matmul'", 0.11),
+        ("operator == 'experts' and moe_dtype == 'bfloat16'", 0.10),
+        ("operator == 'experts'", 0.12),
+        ("operator == 'gather'", 0.10),
         ("operator == 'decode'", 0.10),
         ("operator == 'context'", 0.10),
         ("operator == 'all_reduce'", 0.08),

@@ -278,7 +278,9 @@ def test_reverse_mode_agrees_with_forward_mode():
     load, plan = pulled_back(flat, weights)
     row = weights @ derivatives(flat)
     for part, found in ((2, load), (3, plan)):
-        for name in found.__dataclass_fields__:
+        for name, value in vars(found).items():
+            if value is None:
+                continue
             expected = float(row[index_of(part, name)])
             assert float(getattr(found, name)) == pytest.approx(expected, rel=2e-3, abs=1e-6), name
 
