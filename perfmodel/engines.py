@@ -24,8 +24,16 @@ FIELDS = (
     Field("host_sequence", "s", "the same, per running sequence", 0.0, 1.0, True),
     Field("request_time", "s", "before the prefill of a request", 0.0, 100.0, True),
     Field("variability", "1", "of prefill service as waiting requests see it", 0.0, 1.0, True),
+    Field("token_budget", "token", "most prompt tokens in a step", 1.0, 1e9),
+    Field("exclusive", "1", "prompts in steps of their own (1), or beside others (0)", 0.0, 1.0),
+    Field("launch_graph", "s", "gaps in a layer of a captured step", 0.0, 1.0),
+    Field("launch_eager", "s", "to launch a layer of a step with prompt tokens", 0.0, 1.0),
+    Field("host_prefill", "s", "host time that prompt tokens add to a step", 0.0, 10.0),
+    Field("host_request", "s", "host time per request, one after the other", 0.0, 100.0),
+    Field("admission_steps", "1", "decode steps that pass before a request starts", 0.0, 1e4),
+    Field("quantisation", "1", "share of separate quantisation left", 0.0, 1.0),
 )
-"""The numbers of an engine profile; all must be known."""
+"""The numbers of an engine profile; what it leaves out is as `perfmodel.plan.Engine` has it."""
 
 _IDENTITY = ("name", "title", "aliases")
 
@@ -82,6 +90,8 @@ def _read(path: catalog.FilePath) -> EngineEntry:
     numbers = catalog.parse_numbers(fields, FIELDS, sources, where)
     values: dict[str, float] = {}
     for field in FIELDS:
+        if field.name not in numbers:
+            continue
         value = numbers[field.name].value
         if value is None:
             raise InputError(f"{where}: {field.name} [{field.unit}] must be known")

@@ -86,6 +86,18 @@ class Engine(eqx.Module):
         request_time: fixed service time of a request before its prefill [s].
         variability: of prefill service as seen by waiting requests: 0 deterministic and evenly
             spaced, 1 as an exponential server. 1/2 is a fixed service time with random arrivals.
+        token_budget: most prompt tokens in a step where a plan does not say.
+        exclusive: 1 where prompts are computed in steps of their own, before any decoding; 0 where
+            a chunk rides along with decoding sequences.
+        launch_graph: gaps between the kernels of a layer in a captured step [s].
+        launch_eager: host time to launch a layer of a step with prompt tokens, which no graph
+            holds, beside the device [s].
+        host_prefill: host time of a step with prompt tokens beyond that of another [s].
+        host_request: host time per request, one after the other, before its prefill [s].
+        admission_steps: decode steps that go by before a request is admitted, twice the mean wait
+            in steps; 1 where it waits for the running step to end.
+        quantisation: share of the measured separate quantisation of activations that is left; 0
+            where it is fused into other kernels.
     """
 
     memory_fraction: Real
@@ -95,6 +107,14 @@ class Engine(eqx.Module):
     host_sequence: Real
     request_time: Real
     variability: Real
+    token_budget: Real = 2048
+    exclusive: Real = 0.0
+    launch_graph: Real = 0.0
+    launch_eager: Real = 0.0
+    host_prefill: Real = 0.0
+    host_request: Real = 0.0
+    admission_steps: Real = 1.0
+    quantisation: Real = 1.0
 
 
 class Limits(eqx.Module):

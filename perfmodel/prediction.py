@@ -1,0 +1,260 @@
+"""Predictions of many deployments at once, beside what was measured of them.
+
+Rows of the same structure of network go through one compiled program in blocks of `BLOCK`, filled
+up to that size: chip, network, precision, plan, load and engine are all arrays with a row each.
+"""
+
+import dataclasses
+import functools
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import pandas as pd
+from jax import Array
+
+from perfmodel import cache, deployments, engines, question, serving
+from perfmodel.deployments import OK, Deployments
+from perfmodel.engines import EngineEntry
+from perfmodel.errors import InputError
+from perfmodel.formats import Precision, precision
+from perfmodel.machine import Machine
+from perfmodel.models.transformer import Model
+from perfmodel.plan import Engine, Load, Plan
+from perfmodel.question import EngineLike
+from perfmodel.results import RUNNING_NEEDS
+from perfmodel.units import GB, MILLISECOND
+
+BLOCK = 1024
+"""Rows evaluated in one call; shorter lists are filled up."""
+
+PREDICTED = ("predicted_ttft_ms", "predicted_tpot_ms", "predicted_output_tokens_per_second_chip")
+ERRORS = {"ttft_error": "ttft_ms", "tpot_error": "tpot_ms"}
+"""Columns of signed relative errors, predicted/measured − 1, and what they are errors of."""
+
+
+def evaluate_row(
+    machine: Machine, model: Model, load: Load, plan: Plan, formats: Precision, engine: Engine
+) -> dict[str, Array]:
+    """Returns what is told of one deployment, in SI units."""
+    found = serving.estimate(machine, model, load, plan, formats, engine)
+    return {
+        "ttft": found.ttft,
+        "tpot": found.tpot,
+        "rate": found.output_rate_per_chip,
+        "margins": found.margins,
+        "memory": found.memory_bytes,
+    }
+
+
+_rows = jax.vmap(evaluate_row)
+
+
+def _options() -> Mapping[str, str]:
+    return cache.UNFUSED if jax.default_backend() == "cpu" else {}
+
+
+@functools.cache
+def _program() -> Any:
+    return jax.jit(_rows, compiler_options=dict(_options()))
+
+
+def arguments(asked: Deployments, rows: np.ndarray) -> tuple[Any, ...]:
+    """Returns the arrays of `evaluate_row` for some rows, whose networks have one structure."""
+    kind = question.real()
+
+    def stacked(entries: Sequence[Any], places: np.ndarray) -> Any:
+        # Only what these rows name: other networks may be of another structure.
+        used, inverse = np.unique(places[rows], return_inverse=True)
+        table = question.stack([entries[place] for place in used])
+        return jax.tree.map(lambda leaf: leaf[inverse], table)
+
+    formats = [precision(p.weights, p.activations, p.kv) for p in asked.precisions]
+    column = {name: value[rows].astype(kind) for name, value in asked.numbers.items()}
+    one = np.ones(len(rows), kind)
+    load = Load(column["isl"], column["osl"], 0 * one, column["burst"])
+    plan = Plan(
+        chips=column["tp"] * column["pp"],
+        stages=column["pp"],
+        batch=column["concurrency"],
+        chunk=column["chunk"],
+        replicas=one,
+    )
+    return (
+        stacked([chip.machine for chip in asked.chips], asked.chip),
+        stacked([entry.model for entry in asked.models], asked.model),
+        load,
+        plan,
+        stacked(formats, asked.precision),
+        stacked([entry.engine for entry in asked.engines], asked.engine),
+    )
+
+
+def structures(asked: Deployments) -> list[np.ndarray]:
+    """Returns the understood rows of each structure of network."""
+    kinds: dict[Any, list[int]] = {}
+    for place, entry in enumerate(asked.models):
+        kinds.setdefault(jax.tree.structure(entry.model), []).append(place)
+    good = asked.status == ""
+    parts = [np.flatnonzero(good & np.isin(asked.model, places)) for places in kinds.values()]
+    return [rows for rows in parts if len(rows)]
+
+
+def evaluate(asked: Deployments, block: int = BLOCK) -> dict[str, np.ndarray]:
+    """Returns the numbers of `evaluate_row` for every row; NaN where a row is not understood."""
+    found: dict[str, np.ndarray] = {}
+    for rows in structures(asked):
+        values = arguments(asked, rows)
+        for start in range(0, len(rows), block):
+            part = rows[start : start + block]
+            places = np.minimum(np.arange(start, start + block), len(rows) - 1)
+            filled = jax.tree.map(lambda leaf, places=places: leaf[places], values)
+            program = cache.stored("predict", _rows, filled, _options()) or _program()
+            for name, value in program(*filled).items():
+                array = np.asarray(value)[: len(part)]
+                empty = np.full((len(asked), *array.shape[1:]), np.nan)
+                found.setdefault(name, empty)[part] = array
+    return found
+
+
+def _unfit(asked: Deployments, found: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Returns the statuses, with those of designs that cannot run filled in."""
+    status = asked.status.copy()
+    if not found:
+        return status
+    places = [serving.MARGINS.index(name) for name in RUNNING_NEEDS]
+    margins = found["margins"][:, places]
+    for row in np.flatnonzero((status == "") & (margins < 0.0).any(axis=1)):
+        name = RUNNING_NEEDS[int(np.argmax(margins[row] < 0.0))]
+        chip = asked.chips[asked.chip[row]]
+        size = float(chip.machine.memory.capacity[0])
+        short = -margins[row, 0] * size / GB
+        status[row] = f"does not fit: {name}"
+        if name == "memory":
+            status[row] += f" ({short:.3g} GB per chip short of {size / GB:.0f} GB)"
+    status[status == ""] = OK
+    return status
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Predictions:
+    """Predictions of a table's rows.
+
+    Fields: `frame`, the input columns unchanged, then `PREDICTED`, the errors that can be told,
+    and `status`; `lines`, the line of each row; `labels`, the canonical model, chip and engine by
+    row ("" where unknown).
+    """
+
+    frame: pd.DataFrame
+    lines: np.ndarray
+    labels: Mapping[str, np.ndarray]
+
+    def faults(self) -> list[tuple[int, str]]:
+        """Returns line and status of every row that was not predicted."""
+        status = self.frame["status"].to_numpy()
+        return [(int(self.lines[row]), status[row]) for row in np.flatnonzero(status != OK)]
+
+    def summary(self) -> pd.DataFrame:
+        """Returns the errors of all rows, and by model, chip and engine.
+
+        Columns: `of` and `name` say which rows; `rows` how many have an error; for TTFT and TPOT
+        the median and 90th percentile of |error| and the bias, the median signed error, in per
+        cent. No rows where nothing was measured.
+        """
+        errors = [name for name in ERRORS if name in self.frame]
+        good = (self.frame["status"] == OK).to_numpy()
+        groups: list[tuple[str, str, np.ndarray]] = []
+        for of, names in self.labels.items():
+            groups += [(of, str(name), good & (names == name)) for name in sorted(set(names[good]))]
+        groups.append(("all", "", good))
+        table = []
+        for of, name, rows in groups if errors else ():
+            line: dict[str, Any] = {"of": of, "name": name}
+            for error in errors:
+                what = error.removesuffix("_error")
+                signed = 100.0 * self.frame[error].to_numpy(float)[rows]
+                signed = signed[np.isfinite(signed)]
+                line |= {f"{what}_rows": len(signed)} | {
+                    f"{what}_{k}": v for k, v in statistics(signed).items()
+                }
+            table.append(line)
+        return pd.DataFrame(table)
+
+
+def statistics(signed: np.ndarray) -> dict[str, float]:
+    """Returns the median and 90th percentile of the sizes of errors, and their median.
+
+    >>> statistics(np.array([-10.0, 20.0, 30.0]))
+    {'median': 20.0, 'p90': 28.0, 'bias': 20.0}
+    """
+    if not len(signed):
+        return dict.fromkeys(("median", "p90", "bias"), float("nan"))
+    return {
+        "median": float(np.median(np.abs(signed))),
+        "p90": float(np.quantile(np.abs(signed), 0.9)),
+        "bias": float(np.median(signed)),
+    }
+
+
+def predict_all(
+    runs: "str | os.PathLike[str] | pd.DataFrame", engine: EngineLike | None = None
+) -> Predictions:
+    """Returns the predictions of every row of a table; see `predict`."""
+    table = deployments.read(runs)
+    new = [*PREDICTED, *ERRORS, "status"]
+    taken = next((name for name in new if name in table.frame.columns), None)
+    if taken is not None:
+        raise InputError(f"column '{taken}' is one that predictions add; rename it")
+    profile = (
+        engine if engine is None or isinstance(engine, EngineEntry) else engines.load_engine(engine)
+    )
+    asked = deployments.understand(table, profile)
+    found = evaluate(asked)
+    status = _unfit(asked, found)
+    good = status == OK
+    blank = np.full(len(asked), np.nan)
+    columns = {
+        "predicted_ttft_ms": found.get("ttft", blank) / MILLISECOND,
+        "predicted_tpot_ms": found.get("tpot", blank) / MILLISECOND,
+        "predicted_output_tokens_per_second_chip": found.get("rate", blank),
+    }
+    for error, measured in ERRORS.items():
+        if measured in table.given:
+            columns[error] = columns[f"predicted_{measured}"] / asked.numbers[measured] - 1.0
+    columns = {name: np.where(good, value, np.nan) for name, value in columns.items()}
+    frame = pd.concat(
+        [table.frame, pd.DataFrame(columns), pd.DataFrame({"status": status})], axis=1
+    )
+    entries = {"model": asked.models, "chip": asked.chips, "engine": asked.engines}
+    labels = {
+        name: np.asarray([entry.name for entry in listed] or [""], dtype=object)[
+            getattr(asked, name)
+        ]
+        for name, listed in entries.items()
+    }
+    return Predictions(frame, table.lines, labels)
+
+
+def predict(
+    runs: "str | os.PathLike[str] | pd.DataFrame", *, engine: EngineLike | None = None
+) -> pd.DataFrame:
+    """Returns a table of deployments with what is predicted of each.
+
+    The columns given, unchanged, then `predicted_ttft_ms` and `predicted_tpot_ms` (means over
+    requests [ms]), `predicted_output_tokens_per_second_chip`, `ttft_error` and `tpot_error`
+    (predicted/measured − 1) where `ttft_ms` and `tpot_ms` were measured, and `status`: "ok", or
+    in a line why a row has no prediction.
+
+    Args:
+        runs: a CSV file, or a frame, with a deployment a row: model, chip, tp, concurrency, isl,
+            osl, and what else `perfmodel.deployments.FIELDS` lists, by any of the names there.
+        engine: profile for every row, instead of that of its `engine` column.
+
+    >>> row = {"model": "meta-llama/Llama-3.1-70B", "chip": "h200_sxm", "tp": 4,
+    ...        "concurrency": 16, "isl": 1024, "osl": 1024}
+    >>> predict(pd.DataFrame([row, row | {"model": "llama-9"}]))["status"].to_list()[0]
+    'ok'
+    """
+    return predict_all(runs, engine).frame
