@@ -35,7 +35,7 @@ FIELDS = (
 )
 """The numbers of an engine profile; what it leaves out is as `perfmodel.plan.Engine` has it."""
 
-_IDENTITY = ("name", "title", "aliases")
+_IDENTITY = ("name", "title", "version", "aliases")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -58,7 +58,7 @@ def names() -> list[str]:
     """Returns the names of the engine profiles that ship.
 
     >>> names()
-    ['ideal', 'neutral']
+    ['ideal', 'neutral', 'sglang', 'trtllm', 'vllm']
     """
     return sorted(_files())
 
@@ -75,6 +75,8 @@ def _identity(table: Any, where: str) -> dict[str, Any]:
     return {
         "name": name,
         "title": title,
+        # Of the software that the numbers are of; "" where that has none.
+        "version": catalog.as_text(table.get("version", ""), f"{place} version", 100),
         "aliases": tuple(catalog.as_text(alias, f"{place} aliases", 200) for alias in aliases),
     }
 
