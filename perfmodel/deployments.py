@@ -86,6 +86,7 @@ FIELDS: Mapping[str, Column] = {
     "harness": _text("who measured; sets `length_ratio` and `burst`", "harness", "source_kind"),
     "length_ratio": Column(("length_ratio",), "mean length over nominal length [1]"),
     "burst": Column(("burst",), "share of requests that arrive at once, at the start [0]"),
+    "in_step": Column(("in_step",), "1 where requests are of one length and start together [0]"),
     "ttft_ms": Column(("ttft_ms", "mean_ttft_ms", "ttft"), "measured time to first token [ms]"),
     "tpot_ms": Column(("tpot_ms", "mean_tpot_ms", "tpot"),
                       "measured time per output token [ms]"),
@@ -98,11 +99,13 @@ class Harness:
     """How a public benchmark loads a server: what its tables do not say.
 
     Fields: `length_ratio`, mean length over the nominal one; `burst`, the share of all requests
-    that arrive together at the start; `budget`, most prompt tokens in a step where it was set.
+    that arrive together at the start; `in_step`, 1 where all are of one length (`perfmodel.plan.
+    Load`); `budget`, most prompt tokens in a step where it was set.
     """
 
     length_ratio: float = 1.0
     burst: float = 0.0
+    in_step: float = 0.0
     budget: float | None = None
 
 
@@ -112,7 +115,7 @@ HARNESSES: Mapping[str, Harness] = {
     # (random-range-ratio 0.8, num-prompts = 10 × concurrency).
     "inferencex": Harness(0.9, 0.1),
     # Fixed lengths; that the start is in the mean is inferred from TTFT (docs).
-    "nvidia_gap_analysis": Harness(1.0, 0.1, 2048.0),
+    "nvidia_gap_analysis": Harness(1.0, 0.1, 1.0, 2048.0),
 }
 """Harnesses by the beginning of their name."""
 
@@ -401,7 +404,7 @@ def understand(table: Table, engine: EngineEntry | None = None) -> Deployments:
     set_budget = np.asarray([h.budget or math.nan for h in usual] or [math.nan])[codes]
     chunk = np.where(np.isnan(chunk), set_budget, chunk)
     numbers["chunk"] = np.where(np.isnan(chunk), budgets[profile], chunk)
-    for name in ("length_ratio", "burst"):
+    for name in ("length_ratio", "burst", "in_step"):
         value = reader.numbers(name, math.nan)
         of_harness = np.asarray([getattr(h, name) for h in usual] or [0.0])[codes]
         numbers[name] = np.where(np.isnan(value), of_harness, value)

@@ -26,10 +26,10 @@ FIELDS = (
     Field("variability", "1", "of prefill service as waiting requests see it", 0.0, 1.0, True),
     Field("token_budget", "token", "most prompt tokens in a step", 1.0, 1e9),
     Field("exclusive", "1", "prompts in steps of their own (1), or beside others (0)", 0.0, 1.0),
-    Field("launch_graph", "s", "gaps in a layer of a captured step", 0.0, 1.0),
-    Field("launch_eager", "s", "to launch a layer of a step with prompt tokens", 0.0, 1.0),
+    Field("launch_graph", "s", "a layer waits for launches, in a captured step", 0.0, 1.0),
+    Field("launch_eager", "s", "the same in a step with prompt tokens", 0.0, 1.0),
     Field("host_prefill", "s", "host time that prompt tokens add to a step", 0.0, 10.0),
-    Field("host_request", "s", "host time per request, one after the other", 0.0, 100.0),
+    Field("host_request", "s", "host time of a prompt, in the step it ends in", 0.0, 100.0),
     Field("admission_steps", "1", "decode steps that pass before a request starts", 0.0, 1e4),
     Field("quantisation", "1", "share of separate quantisation left", 0.0, 1.0),
 )

@@ -74,7 +74,7 @@ def arguments(asked: Deployments, rows: np.ndarray) -> tuple[Any, ...]:
     formats = [precision(p.weights, p.activations, p.kv) for p in asked.precisions]
     column = {name: value[rows].astype(kind) for name, value in asked.numbers.items()}
     one = np.ones(len(rows), kind)
-    load = Load(column["isl"], column["osl"], 0 * one, column["burst"])
+    load = Load(column["isl"], column["osl"], 0 * one, column["burst"], column["in_step"])
     plan = Plan(
         chips=column["tp"] * column["pp"],
         stages=column["pp"],

@@ -289,12 +289,12 @@ def unhidden(
     floors = rank.machine.floors
     count = as_real(model.layers)
     # Steps of decoding sequences alone are captured in a graph; others are launched one by one.
-    captured = step.chunk is None
-    serial = (floors.serial + (engine.launch_graph if captured else 0.0)) * count
-    launch = floors.launch if captured else floors.launch + engine.launch_eager
-    waiting = serial + maximum(launch * count - (layers + serial), 0.0)
+    gaps = engine.launch_graph if step.chunk is None else engine.launch_eager
+    serial = (floors.serial + gaps) * count
+    waiting = serial + maximum(floors.launch * count - (layers + serial), 0.0)
     host = as_real(engine.host_step + engine.host_sequence * step.sequences)
-    host = host if captured else host + engine.host_prefill
+    if step.chunk is not None:
+        host = host + engine.host_prefill + engine.host_request * step.chunk.ends
     crossings = maximum(minimum(as_real(plan.chips), plan.stages) - 1.0, 0.0)
     return {
         "launches": (1, Usage(waiting, latency=waiting)),
@@ -405,21 +405,25 @@ def estimate(
     mixed_round = maximum(micro * mixed.stage, mixed.latency)
 
     # A step of prompts alone comes on top of a decode step; one that carries them replaces it.
+    # Requests in step wait for each other's prompts, on average half of them before their own,
+    # and half after it, between their first tokens.
     alone = as_real(engine.exclusive)
+    together = alone * load.in_step
     longer = mixed_round - (1.0 - alone) * decode_round
     most_share = 1.0 + alone * 1e6
 
     def mean_round(share: Array) -> Array:
-        return decode_round + share * longer
+        return decode_round + share * (1.0 - 0.5 * together) * longer
 
     # A request occupies its share of passes, and waits for the whole of each.
-    service = chunks * mixed.stage + engine.host_request
+    service = chunks * mixed.stage
     fill = mixed.latency - mixed.stage + (prefill.chunks - chunks) * mixed.stage
     per_round = chunks * inverse(micro)
     share = minimum(per_round * others * inverse(osl), most_share)
     tpot = mean_round(share)
     away = maximum(osl - 1.0, 0.0)
-    prefill_time = fill + closed_queue(service, away * tpot, running, engine.variability)
+    queued = closed_queue(service, away * tpot, running, engine.variability)
+    prefill_time = fill + queued - together * (queued - service)
     # A request that finds others decoding waits, on average, for half of that step to end; behind
     # another's chunk it waits in the queue instead.
     stepwise = 0.5 * engine.admission_steps * tpot * minimum(others, 1.0)
@@ -427,7 +431,8 @@ def estimate(
     rate = running * inverse(before + prefill_time + away * tpot)
     share = minimum(share, per_round * rate * tpot * others * inverse(running))
     tpot = mean_round(share)
-    started = before + prefill_time + load.burst * 0.5 * others * service
+    first = load.burst + together * (1.0 - load.burst)
+    started = before + prefill_time + first * 0.5 * others * service
     rate = running * inverse(started + away * tpot)
     waiting = maximum(batch - running, 0.0) / rate
     ttft = started + waiting
