@@ -24,6 +24,7 @@ from perfmodel.errors import InputError, nearest, shorten
 from perfmodel.formats import PrecisionName, precision_name
 from perfmodel.models import catalogue as networks
 from perfmodel.models.catalogue import ModelEntry
+from perfmodel.models.mlp import MixtureOfExperts
 
 OK = "ok"
 """The status of a row that was predicted."""
@@ -69,7 +70,7 @@ FIELDS: Mapping[str, Column] = {
                  "expert_parallel_size"),
     "attention_dp": _count("attention data-parallel degree [1]", "attention_dp",
                            "attention_dp_size", "dp", "dp_size", "data_parallel_size"),
-    "gpus": _count("chips of the deployment [tp × pp]", "gpus", "num_gpus",
+    "gpus": _count("chips of the deployment [those of one replica]", "gpus", "num_gpus",
                    "gpus_total_derived"),
     "engine": _text("engine profile [neutral]", "engine", "backend", "framework"),
     "precision": _text("number format of weights, or weights/activations/kv [the model's own]",
@@ -193,8 +194,9 @@ class Deployments:
 
     Fields: `status`, "" where a row is understood; `models`, `chips`, `engines`, `precisions`:
     distinct entries, and `model`, `chip`, `engine`, `precision` their places by row; the rest is
-    columns of numbers by name: tp, pp, ep, attention_dp, concurrency, isl, osl (mean tokens), chunk,
-    burst, ttft_ms, tpot_ms (NaN where not measured).
+    columns of numbers by name: chips and stages of a replica, expert_ranks, attention_dp, replicas,
+    batch (of a replica), isl and osl (mean tokens), chunk, burst, in_step, ttft_ms and tpot_ms (NaN
+    where not measured).
     """
 
     table: Table
@@ -391,12 +393,10 @@ def understand(table: Table, engine: EngineEntry | None = None) -> Deployments:
     else:
         profiles, profile = [engine], np.zeros(len(reader.status), int)
     precisions, precision = _precisions(reader, names, models, model, chips, chip)
-    numbers = {
-        name: reader.numbers(name)
-        for name in ("tp", "concurrency", "isl", "osl", "pp", "ep", "attention_dp")
-    }
-    numbers |= {name: reader.numbers(name, math.nan) for name in ("gpus", "ttft_ms", "tpot_ms")}
-    _check_plans(reader, models, model, numbers)
+    numbers = _plans(reader, models, model, profiles, profile)
+    numbers |= {name: reader.numbers(name) for name in ("isl", "osl")}
+    numbers |= {name: reader.numbers(name, math.nan) for name in ("ttft_ms", "tpot_ms")}
+    _check_lengths(reader, models, model, numbers)
     budgets = np.asarray([float(entry.engine.token_budget) for entry in profiles] or [1.0])
     codes, distinct = pd.factorize(names["harness"])
     usual = [_harness(str(name)) for name in distinct]
@@ -440,22 +440,63 @@ def _precisions(
     return reader.entries([model, chip, *words], find)
 
 
-def _check_plans(
+def has_experts(entry: ModelEntry) -> bool:
+    """Returns whether a network routes tokens to experts."""
+    return any(isinstance(block.body, MixtureOfExperts) for block in entry.model.blocks)
+
+
+def _plans(
+    reader: _Reader,
+    models: list[ModelEntry],
+    model: np.ndarray,
+    profiles: list[EngineEntry],
+    profile: np.ndarray,
+) -> dict[str, np.ndarray]:
+    """Returns how replicas are laid out, from the degrees that a table has.
+
+    A stage has as many chips as the largest degree; attention groups and experts are cuts of the
+    same chips, not more of them. What `gpus` has beyond that are replicas, which share the load;
+    where it has fewer, the degrees count chips twice and `gpus` is right (public tables do both).
+    """
+    tp, pp, ep, dp = (reader.numbers(name) for name in ("tp", "pp", "ep", "attention_dp"))
+    concurrency, gpus = reader.numbers("concurrency"), reader.numbers("gpus", math.nan)
+    # vLLM counts data-parallel ranks apart from tp; where both are given the public tables show
+    # the same values under tp alone, so there they are labels of the same ranks.
+    vllm = np.asarray([entry.name == "vllm" for entry in profiles] or [False])[profile]
+    dp = np.where(vllm & (tp > 1), 1.0, dp)
+    routed = np.asarray([has_experts(entry) for entry in models] or [False])[model]
+    ep = np.where(routed, ep, 1.0)
+    stage = np.maximum(np.maximum(tp, dp), ep)
+    given = np.where(np.isnan(gpus), stage * pp, gpus)
+    chips = np.minimum(stage * pp, given)
+    replicas = np.maximum(np.floor(given / chips), 1.0)
+    width = chips / pp
+    dp, ep = np.minimum(dp, width), np.minimum(ep, width)
+    reader.fault((dp > 1) & ~routed, "attention data parallelism: covered with experts only")
+    reader.fault(given % chips != 0, "gpus is no multiple of the chips of a replica")
+    dense = np.where(routed, 1.0, width)
+
+    def check(place: int, degree: float, stages: float) -> None:
+        question.check_degrees(models[place], int(degree), int(stages))
+
+    if models:
+        # Other cuts of networks with experts are told by the margin of divisibility.
+        reader.entries([model, dense, pp], check)
+    return {
+        "chips": chips, "stages": pp, "expert_ranks": ep, "attention_dp": dp,
+        "replicas": replicas, "batch": np.maximum(concurrency / replicas, 1.0),
+    }  # fmt: skip
+
+
+def _check_lengths(
     reader: _Reader,
     models: list[ModelEntry],
     model: np.ndarray,
     numbers: Mapping[str, np.ndarray],
 ) -> None:
-    """Marks plans that do not cut their network, and requests beyond its longest context."""
-
-    def check(place: int, tp: float, pp: float) -> None:
-        question.check_degrees(models[place], int(tp), int(pp))
-
+    """Marks requests beyond the longest context of their network."""
     if not models:
         return
-    reader.entries([model, numbers["tp"], numbers["pp"]], check)
-    replicated = numbers["attention_dp"] > 1
-    reader.fault(replicated, "attention data parallelism: not covered")
     longest = np.asarray([float(entry.model.max_context) for entry in models])[model]
     asked = numbers["isl"] + numbers["osl"]
     reader.fault(

@@ -26,6 +26,7 @@ FIELDS = (
     Field("variability", "1", "of prefill service as waiting requests see it", 0.0, 1.0, True),
     Field("token_budget", "token", "most prompt tokens in a step", 1.0, 1e9),
     Field("exclusive", "1", "prompts in steps of their own (1), or beside others (0)", 0.0, 1.0),
+    Field("reservation", "1", "share of the output set aside on admission", 0.0, 1.0),
     Field("launch_graph", "s", "a layer waits for launches, in a captured step", 0.0, 1.0),
     Field("launch_eager", "s", "the same in a step with prompt tokens", 0.0, 1.0),
     Field("host_prefill", "s", "host time that prompt tokens add to a step", 0.0, 10.0),

@@ -97,6 +97,8 @@ class Engine(eqx.Module):
         launch_eager: the same in a step with prompt tokens, which no graph holds [s].
         host_prefill: host time of a step with prompt tokens beyond that of another [s].
         host_request: host time of a prompt, in the step in which it ends [s].
+        reservation: share of a request's output whose memory is set aside when it is admitted; 1/2
+            is what a running request holds on average.
         admission_steps: decode steps that go by before a request is admitted, twice the mean wait
             in steps; 1 where it waits for the running step to end.
         quantisation: share of the measured separate quantisation of activations that is left; 0
@@ -116,6 +118,7 @@ class Engine(eqx.Module):
     launch_eager: Real = 0.0
     host_prefill: Real = 0.0
     host_request: Real = 0.0
+    reservation: Real = 0.5
     admission_steps: Real = 1.0
     quantisation: Real = 1.0
 

@@ -16,10 +16,10 @@ import pandas as pd
 from jax import Array
 
 from perfmodel import cache, deployments, engines, question, serving
-from perfmodel.deployments import OK, Deployments
+from perfmodel.deployments import OK, Deployments, has_experts
 from perfmodel.engines import EngineEntry
 from perfmodel.errors import InputError
-from perfmodel.formats import Precision, precision
+from perfmodel.formats import Precision, precision_numbers
 from perfmodel.machine import Machine
 from perfmodel.models.transformer import Model
 from perfmodel.plan import Engine, Load, Plan
@@ -71,17 +71,26 @@ def arguments(asked: Deployments, rows: np.ndarray) -> tuple[Any, ...]:
         table = question.stack([entries[place] for place in used])
         return jax.tree.map(lambda leaf: leaf[inverse], table)
 
-    formats = [precision(p.weights, p.activations, p.kv) for p in asked.precisions]
     column = {name: value[rows].astype(kind) for name, value in asked.numbers.items()}
-    one = np.ones(len(rows), kind)
-    load = Load(column["isl"], column["osl"], 0 * one, column["burst"], column["in_step"])
-    plan = Plan(
-        chips=column["tp"] * column["pp"],
-        stages=column["pp"],
-        batch=column["concurrency"],
-        chunk=column["chunk"],
-        replicas=one,
+    load = Load(
+        isl=column["isl"],
+        osl=column["osl"],
+        prefix_hit=np.zeros_like(column["isl"]),
+        burst=column["burst"],
+        in_step=column["in_step"],
     )
+    # Without experts a plan has no such degrees, and costs nothing for them.
+    routed = has_experts(asked.models[asked.model[rows[0]]])
+    plan = Plan(
+        chips=column["chips"],
+        stages=column["stages"],
+        batch=column["batch"],
+        chunk=column["chunk"],
+        replicas=column["replicas"],
+        attention_dp=column["attention_dp"] if routed else None,
+        expert_ranks=column["expert_ranks"] if routed else None,
+    )
+    formats = [precision_numbers(names) for names in asked.precisions]
     return (
         stacked([chip.machine for chip in asked.chips], asked.chip),
         stacked([entry.model for entry in asked.models], asked.model),

@@ -234,7 +234,8 @@ def footprint(
     whole = pages(prefill.new_tokens + load.osl)
     capacity = machine.memory.capacity[0]
     free = capacity * engine.memory_fraction - weights - chunk - engine.workspace - shared
-    each = live + sequence * inverse(plan.stages)
+    held = pages(prefill.new_tokens + engine.reservation * load.osl)
+    each = held + sequence * inverse(plan.stages)
     admitted = floor(maximum(free, 0.0) * inverse(each))
     margin = (free - sequence - whole) / capacity
     return Footprint(weights, chunk, sequence, shared, live, margin, admitted)
