@@ -11,8 +11,6 @@ network or a chip; a fifth of the concurrency series is held out (`_serving_runs
 
 import argparse
 import dataclasses
-import functools
-import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,10 +22,10 @@ import optax
 from jax import Array
 
 from perfmodel import _serving_report as report
-from perfmodel import cache, prediction
+from perfmodel import cache, catalog, engines, prediction
+from perfmodel._calibration_files import toml_value
 from perfmodel._fitting import Prior
-from perfmodel._serving_runs import Runs, load
-from perfmodel.deployments import OK
+from perfmodel._serving_runs import SEED, Runs, load
 
 PRIORS: Mapping[str, Prior] = {
     "host_step": Prior(0.6e-3, 0.7),
@@ -147,3 +145,85 @@ def predict(
     return found["ttft"], found["tpot"]
 
 
+def transfer(runs: Runs, by: str = "model") -> dict[str, np.ndarray]:
+    """Returns predictions [s] of rows whose whole model (or chip) a fit has not seen."""
+    asked = runs.asked
+    entries = asked.models if by == "model" else asked.chips
+    places = getattr(asked, by)
+    good = asked.status == ""
+    found = {name: np.full(len(asked), np.nan) for name in ("ttft", "tpot")}
+    for place in np.unique(places[good]):
+        out = good & (places == place)
+        print(f"without {entries[place].name}", flush=True)
+        other = fit(runs, good & ~out)
+        found["ttft"][out], found["tpot"][out] = other.ttft[out], other.tpot[out]
+    return found
+
+
+def write_profiles(folder: Path, runs: Runs, fitted: Fit, seen: np.ndarray, table: str) -> None:
+    """Writes the constants into the profiles of a folder; what is not fitted stays as it is."""
+    for place, entry in enumerate(runs.asked.engines):
+        count = int(np.sum(seen & (runs.asked.engine == place)))
+        tables = catalog.read_toml(folder / f"{entry.name}.toml")
+        for name, prior in PRIORS.items():
+            value = fitted.constants[entry.name][name]
+            free = np.log(value) if prior.link == "log" else np.log(value / (1.0 - value))
+            moved = abs(float(free) - prior.free()) / prior.sigma
+            field = next(field for field in engines.FIELDS if field.name == name)
+            tables[name] = {"value": value, "unit": field.unit, "kind": "fitted", "source": "runs"}
+            if moved < 0.3:
+                tables[name]["note"] = "poorly told by these rows; near its prior"
+        tables["sources"]["runs"] = {
+            "title": "Serving runs of InferenceX and of NVIDIA, as AIConfigurator ships them",
+            "publisher": "SemiAnalysis; NVIDIA",
+            "date": "2025-10 to 2026-04",
+            "locator": f"{table}: {count} rows of this engine seen; series with a hash below a "
+            f"fifth (seed {SEED}, perfmodel/_serving_runs.py) were not. docs/serving-accuracy.md",
+        }
+        (folder / f"{entry.name}.toml").write_text(_profile_text(tables), encoding="utf-8")
+
+
+def _profile_text(tables: Mapping[str, Any]) -> str:
+    """Returns a profile as TOML: identity, numbers in the order of the schema, sources."""
+
+    def lines(head: str, table: Mapping[str, Any]) -> list[str]:
+        def shown(value: Any) -> str:
+            listed = isinstance(value, list)
+            return f"[{', '.join(map(toml_value, value))}]" if listed else toml_value(value)
+
+        return [f"[{head}]", *(f"{key} = {shown(value)}" for key, value in table.items()), ""]
+
+    text = lines("engine", tables["engine"])
+    for field in engines.FIELDS:
+        if field.name in tables:
+            text += lines(field.name, tables[field.name])
+    for key, source in tables["sources"].items():
+        text += lines(f"sources.{key}", source)
+    return "\n".join(text)
+
+
+def main() -> None:
+    """Fits the profiles to a table of runs and writes them and a report."""
+    parser = argparse.ArgumentParser(
+        prog="python -m perfmodel.calibrate_serving", description=__doc__
+    )
+    parser.add_argument("runs", type=Path, help="the public table of serving runs")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the engine profiles")
+    parser.add_argument("--report", type=Path, help="Markdown file for the error tables")
+    parser.add_argument("--transfer", action="store_true", help="also leave each model out")
+    options = parser.parse_args()
+    runs = load(options.runs)
+    good = runs.asked.status == ""
+    seen = good & ~runs.held_out
+    fitted = fit(runs, seen)
+    write_profiles(options.out, runs, fitted, seen, options.runs.name)
+    others = transfer(runs) if options.transfer else None
+    text = report.text(runs, fitted.constants, {"ttft": fitted.ttft, "tpot": fitted.tpot}, others)
+    if options.report:
+        options.report.parent.mkdir(parents=True, exist_ok=True)
+        options.report.write_text(text, encoding="utf-8")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
