@@ -106,7 +106,11 @@ class Record:
         }
         if self.note:
             entries["note"] = self.note
-        return [f'[constants."{name}"]', *(f"{k} = {toml_value(v)}" for k, v in entries.items()), ""]
+        return [
+            f'[constants."{name}"]',
+            *(f"{k} = {toml_value(v)}" for k, v in entries.items()),
+            "",
+        ]
 
 
 def toml_value(value: float | str) -> str:

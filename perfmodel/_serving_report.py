@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from perfmodel._rows import statistics
 from perfmodel._serving_runs import RULES, Runs
 from perfmodel.engines import FIELDS
-from perfmodel.prediction import statistics
 
 
 def _row(cells: Sequence[object]) -> str:
@@ -18,7 +18,11 @@ def _cells(signed: np.ndarray) -> list[str]:
     if not len(signed):
         return ["0", "–", "–"]
     found = statistics(100.0 * signed)
-    return [str(len(signed)), f"{found['median']:.1f} / {found['p90']:.0f}", f"{found['bias']:+.0f}"]
+    return [
+        str(len(signed)),
+        f"{found['median']:.1f} / {found['p90']:.0f}",
+        f"{found['bias']:+.0f}",
+    ]
 
 
 def _head(first: Sequence[str]) -> list[str]:
@@ -35,7 +39,9 @@ def text(
     """Returns the report of a fit.
 
     Args:
-        runs: the rows. constants: by engine and name. found: predicted `ttft` and `tpot` by row [s];
+        runs: the rows.
+        constants: by engine and name.
+        found: predicted `ttft` and `tpot` by row [s].
         others: the same from fits that have not seen a row's model, or None.
     """
     asked = runs.asked
@@ -55,7 +61,9 @@ def text(
             cells += _cells(signed[rows & usable[name]])
         return cells
 
-    def table(by: Sequence[str], rows: np.ndarray, predicted: Mapping[str, np.ndarray]) -> list[str]:
+    def table(
+        by: Sequence[str], rows: np.ndarray, predicted: Mapping[str, np.ndarray]
+    ) -> list[str]:
         keys = sorted(set(zip(*(names[name][rows] for name in by), strict=True)))
         lines = _head(by)
         for key in keys:

@@ -140,7 +140,7 @@ def load(path: str | os.PathLike[str]) -> Runs:
     frame = frame[~repeated]
     use_ttft = use_ttft[frame.index].to_numpy()
     frame = frame.reset_index(drop=True)
-    asked = deployments.understand(deployments.read(frame))
+    asked = deployments.understand(frame)
     for why in asked.status[asked.status != ""]:
         left_out[why] = left_out.get(why, 0) + 1
     return Runs(asked, held_out(frame), use_ttft, left_out)

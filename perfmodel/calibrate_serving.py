@@ -101,9 +101,7 @@ def fit(runs: Runs, seen: np.ndarray, steps: int = STEPS) -> Fit:
     slope = jax.jit(jax.value_and_grad(batch_cost), compiler_options=options)
 
     def prior_cost(free: Mapping[str, Array]) -> Array:
-        terms = [
-            jnp.sum(((free[n] - centre[n]) / PRIORS[n].sigma) ** 2) for n in PRIORS
-        ]
+        terms = [jnp.sum(((free[n] - centre[n]) / PRIORS[n].sigma) ** 2) for n in PRIORS]
         return 0.5 * HUBER**2 * jnp.sum(jnp.stack(terms))
 
     prior_slope = jax.jit(jax.value_and_grad(prior_cost))

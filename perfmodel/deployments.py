@@ -1,93 +1,63 @@
-"""Deployments in a table, one a row: what each is, as arrays for programs, or why it cannot be read.
+"""Deployments in a table, one a row: what each is, as arrays, or why it cannot be read.
 
-A row that is wrong never stops the others: it keeps its place and gets a status of one line.
-Columns are found by any of their usual names (`FIELDS`); texts are resolved once per distinct
-value, numbers column by column.
+Read by `perfmodel._rows`; `FIELDS` lists the columns that are looked at.
 """
 
-import csv
 import dataclasses
-import io
 import math
-import os
 import re
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
 
 from perfmodel import catalog, engines, question
+from perfmodel._rows import Column, Reader, Table, TableLike, count, read, text
 from perfmodel.chips import Chip, load_chip
 from perfmodel.engines import EngineEntry
-from perfmodel.errors import InputError, nearest, shorten
+from perfmodel.errors import InputError, shorten
 from perfmodel.formats import PrecisionName, precision_name
 from perfmodel.models import catalogue as networks
 from perfmodel.models.catalogue import ModelEntry
 from perfmodel.models.mlp import MixtureOfExperts
 
-OK = "ok"
-"""The status of a row that was predicted."""
-
-_LIMIT = 512 * 2**20
-_LEAST, _MOST = 1e-6, 1e9
-
-
-@dataclasses.dataclass(frozen=True)
-class Column:
-    """A column that a table may have: the names it goes by, and what is in it."""
-
-    names: tuple[str, ...]
-    meaning: str
-    number: bool = True
-    whole: bool = False
-    required: bool = False
-
-
-def _text(meaning: str, *names: str, required: bool = False) -> Column:
-    return Column(names, meaning, number=False, required=required)
-
-
-def _count(meaning: str, *names: str, required: bool = False) -> Column:
-    return Column(names, meaning, whole=True, required=required)
-
-
 FIELDS: Mapping[str, Column] = {
-    "model": _text("network, by any name of the catalogue", "model", "model_path", "model_name",
+    "model": text("network, by any name of the catalogue", "model", "model_path", "model_name",
                    "model_id", required=True),
-    "chip": _text("chip, by any name of the catalogue", "chip", "system", "gpu", "hardware",
+    "chip": text("chip, by any name of the catalogue", "chip", "system", "gpu", "hardware",
                   "device", "accelerator", required=True),
-    "tp": _count("tensor-parallel degree", "tp", "tp_size", "tensor_parallel_size",
+    "tp": count("tensor-parallel degree", "tp", "tp_size", "tensor_parallel_size",
                  "tensor_parallel", required=True),
-    "concurrency": _count("concurrent requests of the deployment", "concurrency", "conc",
+    "concurrency": count("concurrent requests of the deployment", "concurrency", "conc",
                           "max_concurrency", "concurrent_requests", required=True),
-    "isl": _count("prompt tokens, nominal", "isl", "input_len", "input_length", "input_tokens",
+    "isl": count("prompt tokens, nominal", "isl", "input_len", "input_length", "input_tokens",
                   "prompt_tokens", "random_input_len", required=True),
-    "osl": _count("output tokens, nominal", "osl", "output_len", "output_length",
+    "osl": count("output tokens, nominal", "osl", "output_len", "output_length",
                   "output_tokens", "random_output_len", required=True),
-    "pp": _count("pipeline stages [1]", "pp", "pp_size", "pipeline_parallel_size"),
-    "ep": _count("expert-parallel degree [1]", "ep", "ep_size", "moe_ep_size",
+    "pp": count("pipeline stages [1]", "pp", "pp_size", "pipeline_parallel_size"),
+    "ep": count("expert-parallel degree [1]", "ep", "ep_size", "moe_ep_size",
                  "expert_parallel_size"),
-    "attention_dp": _count("attention data-parallel degree [1]", "attention_dp",
+    "attention_dp": count("attention data-parallel degree [1]", "attention_dp",
                            "attention_dp_size", "dp", "dp_size", "data_parallel_size"),
-    "gpus": _count("chips of the deployment [those of one replica]", "gpus", "num_gpus",
+    "gpus": count("chips of the deployment [those of one replica]", "gpus", "num_gpus",
                    "gpus_total_derived"),
-    "engine": _text("engine profile [neutral]", "engine", "backend", "framework"),
-    "precision": _text("number format of weights, or weights/activations/kv [the model's own]",
+    "engine": text("engine profile [neutral]", "engine", "backend", "framework"),
+    "precision": text("number format of weights, or weights/activations/kv [the model's own]",
                        "precision", "weights", "quantization"),
-    "products": _text("format of matrix products, before `precision`", "gemm_quant_mode"),
-    "kv": _text("number format of the KV cache", "kv", "kv_cache_dtype"),
-    "mode": _text("agg, or disagg where prompts have workers of their own [agg]", "mode"),
-    "prefill_workers": _count("prefill workers, where disaggregated", "prefill_workers",
+    "products": text("format of matrix products, before `precision`", "gemm_quant_mode"),
+    "kv": text("number format of the KV cache", "kv", "kv_cache_dtype"),
+    "mode": text("agg, or disagg where prompts have workers of their own [agg]", "mode"),
+    "prefill_workers": count("prefill workers, where disaggregated", "prefill_workers",
                               "prefill_num_workers"),
-    "decode_workers": _count("decode workers, where disaggregated", "decode_workers",
+    "decode_workers": count("decode workers, where disaggregated", "decode_workers",
                              "decode_num_workers"),
-    "chunk": _count("most prompt tokens in a step [the engine's]", "chunk",
+    "chunk": count("most prompt tokens in a step [the engine's]", "chunk",
                     "max_num_batched_tokens", "chunked_prefill_size", "max_num_tokens"),
-    "harness": _text("who measured; sets `length_ratio` and `burst`", "harness", "source_kind"),
+    "harness": text("who measured; sets `length_ratio` and `burst`", "harness", "source_kind"),
     "length_ratio": Column(("length_ratio",), "mean length over nominal length [1]"),
-    "burst": Column(("burst",), "share of requests that arrive at once, at the start [0]"),
-    "in_step": Column(("in_step",), "1 where requests are of one length and start together [0]"),
+    "burst": Column(("burst",), "share of requests that arrive at once, at the start [0]", low=0.0),
+    "in_step": Column(("in_step",), "1 where requests are of one length and start together [0]",
+                      low=0.0),
     "ttft_ms": Column(("ttft_ms", "mean_ttft_ms", "ttft"), "measured time to first token [ms]"),
     "tpot_ms": Column(("tpot_ms", "mean_tpot_ms", "tpot"),
                       "measured time per output token [ms]"),
@@ -122,73 +92,6 @@ HARNESSES: Mapping[str, Harness] = {
 
 
 @dataclasses.dataclass(eq=False)
-class Table:
-    """A table as read: every cell, the line of each row, and the columns that were recognised.
-
-    Fields: `frame`, the columns as given; `lines`, where each row ends in its file (or its place,
-    from 1, in a frame); `given`, the column behind each name of `FIELDS`; `status`, what is known
-    to be wrong with a row, else "".
-    """
-
-    frame: pd.DataFrame
-    lines: np.ndarray
-    given: Mapping[str, str]
-    status: np.ndarray
-
-
-def read(runs: "str | os.PathLike[str] | pd.DataFrame") -> Table:
-    """Returns the table of a CSV file, or of a frame.
-
-    Raises InputError for a file that cannot be read, and where a required column is missing.
-    """
-    if isinstance(runs, pd.DataFrame):
-        frame, where = runs.reset_index(drop=True), "runs"
-        header = [str(name).strip() for name in frame.columns]
-        status = np.full(len(frame), "", dtype=object)
-        lines = np.arange(1, len(frame) + 1)
-    else:
-        where = catalog.label(runs)
-        header, frame, lines, status = _read_csv(runs, where)
-    if len(set(header)) != len(header):
-        raise InputError(f"{where}: two columns have the same name")
-    frame = frame.set_axis(header, axis=1)
-    given: dict[str, str] = {}
-    folded = {name.lower(): name for name in header}
-    for name, column in FIELDS.items():
-        found = next((folded[known] for known in column.names if known in folded), None)
-        if found is not None:
-            given[name] = found
-        elif column.required:
-            known = " or ".join(column.names[:3])
-            raise InputError(f"{where}: no column {known}{nearest(name, header)}")
-    return Table(frame, lines, given, status)
-
-
-def _read_csv(path: Any, where: str) -> tuple[list[str], pd.DataFrame, np.ndarray, np.ndarray]:
-    reader = csv.reader(io.StringIO(catalog.read_text(path, _LIMIT), newline=""))
-    rows: list[list[str]] = []
-    lines: list[int] = []
-    try:
-        header = [name.strip() for name in next(reader, [])]
-        for row in reader:
-            if row:
-                rows.append(row)
-                lines.append(reader.line_num)
-    except csv.Error as error:
-        line = reader.line_num + 1
-        raise InputError(f"{where}: line {line}: not valid CSV: {shorten(error)}") from None
-    if not header:
-        raise InputError(f"{where}: empty; a header with column names is needed")
-    status = np.full(len(rows), "", dtype=object)
-    width = len(header)
-    for place, row in enumerate(rows):
-        if len(row) != width:
-            status[place] = f"it has {len(row)} fields and the header {width}"
-            rows[place] = (row + [""] * width)[:width]
-    return header, pd.DataFrame(rows, columns=header, dtype=object), np.asarray(lines, int), status
-
-
-@dataclasses.dataclass(eq=False)
 class Deployments:
     """Rows of a table as numbers and entries; rows with a status are filled with what is harmless.
 
@@ -213,83 +116,6 @@ class Deployments:
 
     def __len__(self) -> int:
         return len(self.status)
-
-
-class _Reader:
-    """Fills in statuses while columns are taken one by one; the first fault of a row stays."""
-
-    def __init__(self, table: Table) -> None:
-        self.table = table
-        self.status = table.status.copy()
-
-    def fault(self, rows: np.ndarray, message: "str | Callable[[int], str]") -> None:
-        """Marks rows (a mask) that have no fault yet."""
-        for row in np.flatnonzero(rows & (self.status == "")):
-            self.status[row] = message if isinstance(message, str) else message(int(row))
-
-    def texts(self, name: str) -> np.ndarray:
-        """Returns a column as stripped text, "" where missing."""
-        given = self.table.given.get(name)
-        if given is None:
-            return np.full(len(self.status), "", dtype=object)
-        column = self.table.frame[given]
-        codes, values = pd.factorize(column)
-        # A missing value has code −1, and so takes the last of these.
-        words = [*(str(value).strip() for value in values), ""]
-        return np.asarray(words, dtype=object)[codes]
-
-    def numbers(self, name: str, default: float | None = None) -> np.ndarray:
-        """Returns a column of positive numbers; faulty cells become the default, or 1."""
-        fill = 1.0 if default is None else default
-        column, given = FIELDS[name], self.table.given.get(name)
-        if given is None:
-            return np.full(len(self.status), fill)
-        cells = self.table.frame[given]
-        values = pd.to_numeric(cells, errors="coerce").to_numpy(float, na_value=np.nan).copy()
-        odd = ~np.isfinite(values)
-        if odd.any():
-            words = self.texts(name)
-            empty = odd & ((words == "") | (words == "nan"))
-            message = "no concurrency" if name == "concurrency" else f"missing {name}"
-            if column.required:
-                self.fault(empty, message)
-            self.fault(
-                odd & ~empty,
-                lambda row: f"{name} is not a number: '{shorten(words[row], 30)}'",
-            )
-            values[odd] = fill
-        low = 1.0 if column.whole else _LEAST
-        # Degrees that do not apply are written as 0 in public tables.
-        zero = (values == 0.0) & ~odd if not column.required and column.whole else odd & False
-        values[zero] = fill
-        wrong = ~odd & ~zero & ~((values >= low) & (values <= _MOST))
-        wrong |= ~odd & column.whole & (values != np.floor(values))
-        words_ = "a whole number from 1" if column.whole else f"a number from {_LEAST:g}"
-        self.fault(wrong, lambda row: f"{name} must be {words_}, not {values[row]:g}")
-        return np.where(wrong, fill, values)
-
-    def entries(
-        self, keys: list[np.ndarray], find: Callable[..., Any]
-    ) -> tuple[list[Any], np.ndarray]:
-        """Returns the distinct entries that `find` makes of columns of keys, and places by row.
-
-        Where it fails the row's status is its message, and its place 0.
-        """
-        codes, distinct = pd.MultiIndex.from_arrays(keys).factorize()
-        found: dict[Any, int] = {}
-        entries: list[Any] = []
-        places = np.zeros(len(distinct), int)
-        for code, key in enumerate(distinct):
-            try:
-                entry = find(*key)
-            except InputError as error:
-                self.fault(codes == code, str(error))
-                continue
-            if id(entry) not in found:
-                found[id(entry)] = len(entries)
-                entries.append(entry)
-            places[code] = found[id(entry)]
-        return entries, places[codes] if len(codes) else np.zeros(0, int)
 
 
 _QUANTISED = re.compile(r"[-_](fp8|nvfp4|fp4|mxfp4|int4|awq|gptq)$", re.IGNORECASE)
@@ -367,14 +193,15 @@ def find_engine(name: str) -> EngineEntry:
     return engines.load_engine(name or "neutral")
 
 
-def understand(table: Table, engine: EngineEntry | None = None) -> Deployments:
+def understand(source: TableLike, engine: EngineEntry | None = None) -> Deployments:
     """Returns the rows of a table as numbers and entries.
 
     Args:
-        table: of `read`.
+        source: a CSV or Parquet file, or a frame.
         engine: takes the place of every row's own.
     """
-    reader = _Reader(table)
+    table = read(source, FIELDS)
+    reader = Reader(table)
     mode = np.char.lower(reader.texts("mode").astype(str))
     split = mode == "disagg"
     workers = [reader.texts(f"{part}_workers") for part in ("prefill", "decode")]
@@ -421,7 +248,7 @@ def _harness(name: str) -> Harness:
 
 
 def _precisions(
-    reader: _Reader,
+    reader: Reader,
     names: Mapping[str, np.ndarray],
     models: list[ModelEntry],
     model: np.ndarray,
@@ -446,7 +273,7 @@ def has_experts(entry: ModelEntry) -> bool:
 
 
 def _plans(
-    reader: _Reader,
+    reader: Reader,
     models: list[ModelEntry],
     model: np.ndarray,
     profiles: list[EngineEntry],
@@ -459,6 +286,7 @@ def _plans(
     where it has fewer, the degrees count chips twice and `gpus` is right (public tables do both).
     """
     tp, pp, ep, dp = (reader.numbers(name) for name in ("tp", "pp", "ep", "attention_dp"))
+    reader.fault(reader.texts("concurrency") == "", "no concurrency")
     concurrency, gpus = reader.numbers("concurrency"), reader.numbers("gpus", math.nan)
     # vLLM counts data-parallel ranks apart from tp; where both are given the public tables show
     # the same values under tp alone, so there they are labels of the same ranks.
@@ -489,7 +317,7 @@ def _plans(
 
 
 def _check_lengths(
-    reader: _Reader,
+    reader: Reader,
     models: list[ModelEntry],
     model: np.ndarray,
     numbers: Mapping[str, np.ndarray],
@@ -501,6 +329,8 @@ def _check_lengths(
     asked = numbers["isl"] + numbers["osl"]
     reader.fault(
         asked > longest,
-        lambda row: f"isl + osl: {asked[row]:,.0f} tokens exceed the longest context of "
-        f"{models[model[row]].name}, {longest[row]:,.0f}",
+        lambda row: (
+            f"isl + osl: {asked[row]:,.0f} tokens exceed the longest context of "
+            f"{models[model[row]].name}, {longest[row]:,.0f}"
+        ),
     )

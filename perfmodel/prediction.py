@@ -4,9 +4,7 @@ Rows of the same structure of network go through one compiled program in blocks 
 up to that size: chip, network, precision, plan, load and engine are all arrays with a row each.
 """
 
-import dataclasses
 import functools
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,9 +14,9 @@ import pandas as pd
 from jax import Array
 
 from perfmodel import cache, deployments, engines, question, serving
-from perfmodel.deployments import OK, Deployments, has_experts
+from perfmodel._rows import OK, Predictions, TableLike, check_free
+from perfmodel.deployments import Deployments, has_experts
 from perfmodel.engines import EngineEntry
-from perfmodel.errors import InputError
 from perfmodel.formats import Precision, precision_numbers
 from perfmodel.machine import Machine
 from perfmodel.models.transformer import Model
@@ -147,79 +145,14 @@ def _unfit(asked: Deployments, found: Mapping[str, np.ndarray]) -> np.ndarray:
     return status
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Predictions:
-    """Predictions of a table's rows.
-
-    Fields: `frame`, the input columns unchanged, then `PREDICTED`, the errors that can be told,
-    and `status`; `lines`, the line of each row; `labels`, the canonical model, chip and engine by
-    row ("" where unknown).
-    """
-
-    frame: pd.DataFrame
-    lines: np.ndarray
-    labels: Mapping[str, np.ndarray]
-
-    def faults(self) -> list[tuple[int, str]]:
-        """Returns line and status of every row that was not predicted."""
-        status = self.frame["status"].to_numpy()
-        return [(int(self.lines[row]), status[row]) for row in np.flatnonzero(status != OK)]
-
-    def summary(self) -> pd.DataFrame:
-        """Returns the errors of all rows, and by model, chip and engine.
-
-        Columns: `of` and `name` say which rows; `rows` how many have an error; for TTFT and TPOT
-        the median and 90th percentile of |error| and the bias, the median signed error, in per
-        cent. No rows where nothing was measured.
-        """
-        errors = [name for name in ERRORS if name in self.frame]
-        good = (self.frame["status"] == OK).to_numpy()
-        groups: list[tuple[str, str, np.ndarray]] = []
-        for of, names in self.labels.items():
-            groups += [(of, str(name), good & (names == name)) for name in sorted(set(names[good]))]
-        groups.append(("all", "", good))
-        table = []
-        for of, name, rows in groups if errors else ():
-            line: dict[str, Any] = {"of": of, "name": name}
-            for error in errors:
-                what = error.removesuffix("_error")
-                signed = 100.0 * self.frame[error].to_numpy(float)[rows]
-                signed = signed[np.isfinite(signed)]
-                line |= {f"{what}_rows": len(signed)} | {
-                    f"{what}_{k}": v for k, v in statistics(signed).items()
-                }
-            table.append(line)
-        return pd.DataFrame(table)
-
-
-def statistics(signed: np.ndarray) -> dict[str, float]:
-    """Returns the median and 90th percentile of the sizes of errors, and their median.
-
-    >>> statistics(np.array([-10.0, 20.0, 30.0]))
-    {'median': 20.0, 'p90': 28.0, 'bias': 20.0}
-    """
-    if not len(signed):
-        return dict.fromkeys(("median", "p90", "bias"), float("nan"))
-    return {
-        "median": float(np.median(np.abs(signed))),
-        "p90": float(np.quantile(np.abs(signed), 0.9)),
-        "bias": float(np.median(signed)),
-    }
-
-
-def predict_all(
-    runs: "str | os.PathLike[str] | pd.DataFrame", engine: EngineLike | None = None
-) -> Predictions:
+def predict_all(runs: TableLike, engine: EngineLike | None = None) -> Predictions:
     """Returns the predictions of every row of a table; see `predict`."""
-    table = deployments.read(runs)
-    new = [*PREDICTED, *ERRORS, "status"]
-    taken = next((name for name in new if name in table.frame.columns), None)
-    if taken is not None:
-        raise InputError(f"column '{taken}' is one that predictions add; rename it")
     profile = (
         engine if engine is None or isinstance(engine, EngineEntry) else engines.load_engine(engine)
     )
-    asked = deployments.understand(table, profile)
+    asked = deployments.understand(runs, profile)
+    table = asked.table
+    check_free(table, (*PREDICTED, *ERRORS, "status"))
     found = evaluate(asked)
     status = _unfit(asked, found)
     good = status == OK
@@ -243,12 +176,12 @@ def predict_all(
         ]
         for name, listed in entries.items()
     }
-    return Predictions(frame, table.lines, labels)
+    return Predictions(
+        frame, table.lines, labels, tuple(name for name in ERRORS if name in columns)
+    )
 
 
-def predict(
-    runs: "str | os.PathLike[str] | pd.DataFrame", *, engine: EngineLike | None = None
-) -> pd.DataFrame:
+def predict(runs: TableLike, *, engine: EngineLike | None = None) -> pd.DataFrame:
     """Returns a table of deployments with what is predicted of each.
 
     The columns given, unchanged, then `predicted_ttft_ms` and `predicted_tpot_ms` (means over

@@ -314,9 +314,7 @@ def served(machine: Machine, engine: Engine) -> Machine:
     # What the floor of a narrow kernel has beyond that of a 16-bit one is its second launch.
     own = minimum(kernels.floor, kernels.floor[0])
     floor = own + (kernels.floor - own) * engine.quantisation
-    return eqx.tree_at(
-        lambda m: (m.kernels.quantise, m.kernels.floor), machine, (quantise, floor)
-    )
+    return eqx.tree_at(lambda m: (m.kernels.quantise, m.kernels.floor), machine, (quantise, floor))
 
 
 def run_step(
