@@ -163,7 +163,7 @@ class Reader:
         if given is None:
             return np.full(len(self.status), fill)
         cells = self.table.frame[given]
-        values = pd.to_numeric(cells, errors="coerce").to_numpy(float, na_value=np.nan).copy()
+        values = np.array(pd.to_numeric(cells, errors="coerce"), dtype=float)
         odd = ~np.isfinite(values)
         if odd.any():
             words = self.texts(name)

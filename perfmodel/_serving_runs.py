@@ -126,21 +126,21 @@ def load(path: str | os.PathLike[str]) -> Runs:
     """Returns the rows of the public table that count."""
     frame = pd.read_csv(path)
     left_out: dict[str, int] = {}
-    use_ttft = pd.Series(True, index=frame.index)
-    dates = _MTP_DATES
+    kept, use_ttft = np.ones(len(frame), bool), np.ones(len(frame), bool)
     for rule in RULES:
-        chosen = frame.query(rule.query, engine="python", local_dict={"dates": dates}).index
-        left_out[rule.why + (" (TTFT only)" if rule.ttft_only else "")] = len(chosen)
+        chosen = frame.eval(rule.query, engine="python", local_dict={"dates": _MTP_DATES})
+        chosen = np.asarray(chosen, bool) & kept
+        left_out[rule.why + (" (TTFT only)" if rule.ttft_only else "")] = int(chosen.sum())
         if rule.ttft_only:
-            use_ttft[chosen] = False
+            use_ttft &= ~chosen
         else:
-            frame = frame.drop(chosen)
-    repeated = copies(frame)
+            kept &= ~chosen
+    places = np.flatnonzero(kept)
+    repeated = copies(frame.iloc[places])
     left_out["copy of another row"] = int(repeated.sum())
-    frame = frame[~repeated]
-    use_ttft = use_ttft[frame.index].to_numpy()
-    frame = frame.reset_index(drop=True)
+    places = places[~repeated]
+    frame = frame.iloc[places].reset_index(drop=True)
     asked = deployments.understand(frame)
     for why in asked.status[asked.status != ""]:
         left_out[why] = left_out.get(why, 0) + 1
-    return Runs(asked, held_out(frame), use_ttft, left_out)
+    return Runs(asked, held_out(frame), use_ttft[places], left_out)

@@ -89,8 +89,9 @@ def fit(runs: Runs, seen: np.ndarray, steps: int = STEPS) -> Fit:
 
     def batch_cost(free: Any, values: Any, which: Array, target: Any, weights: Any) -> Array:
         *rest, engine = values
+        machine, model, load_, plan, formats = rest
         engine = dataclasses.replace(engine, **{k: v[which] for k, v in constants(free).items()})
-        found = jax.vmap(prediction.evaluate_row)(*rest, engine)
+        found = jax.vmap(prediction.evaluate_row)(machine, model, load_, plan, formats, engine)
         errors = {name: jnp.log(found[name]) - jnp.log(target[name]) for name in target}
         return sum(
             (jnp.sum(weights[name] * _huber(error)) for name, error in errors.items()),
@@ -111,7 +112,8 @@ def fit(runs: Runs, seen: np.ndarray, steps: int = STEPS) -> Fit:
         weights = {name: value[rows].astype(float) for name, value in weight.items()}
         given.append(jax.device_put((values, asked.engine[rows], target, weights)))
     optimiser = optax.adam(optax.cosine_decay_schedule(RATE, steps))
-    free, state = centre, optimiser.init(centre)
+    free: Any = centre
+    state = optimiser.init(centre)
     update = jax.jit(optimiser.update)
     for step in range(steps):
         costs = [prior_slope(free), *(slope(free, *part) for part in given)]
