@@ -19,7 +19,6 @@ from perfmodel.errors import InputError, shorten
 from perfmodel.formats import PrecisionName, precision_name
 from perfmodel.models import catalogue as networks
 from perfmodel.models.catalogue import ModelEntry
-from perfmodel.models.mlp import MixtureOfExperts
 
 FIELDS: Mapping[str, Column] = {
     "model": text("network, by any name of the catalogue", "model", "model_path", "model_name",
@@ -267,11 +266,6 @@ def _precisions(
     return reader.entries([model, chip, *words], find)
 
 
-def has_experts(entry: ModelEntry) -> bool:
-    """Returns whether a network routes tokens to experts."""
-    return any(isinstance(block.body, MixtureOfExperts) for block in entry.model.blocks)
-
-
 def _plans(
     reader: Reader,
     models: list[ModelEntry],
@@ -292,7 +286,7 @@ def _plans(
     # the same values under tp alone, so there they are labels of the same ranks.
     vllm = np.asarray([entry.name == "vllm" for entry in profiles] or [False])[profile]
     dp = np.where(vllm & (tp > 1), 1.0, dp)
-    routed = np.asarray([has_experts(entry) for entry in models] or [False])[model]
+    routed = np.asarray([entry.model.is_mixture for entry in models] or [False])[model]
     ep = np.where(routed, ep, 1.0)
     stage = np.maximum(np.maximum(tp, dp), ep)
     given = np.where(np.isnan(gpus), stage * pp, gpus)
@@ -302,14 +296,12 @@ def _plans(
     dp, ep = np.minimum(dp, width), np.minimum(ep, width)
     reader.fault((dp > 1) & ~routed, "attention data parallelism: covered with experts only")
     reader.fault(given % chips != 0, "gpus is no multiple of the chips of a replica")
-    dense = np.where(routed, 1.0, width)
 
-    def check(place: int, degree: float, stages: float) -> None:
-        question.check_degrees(models[place], int(degree), int(stages))
+    def check(place: int, *degrees: float) -> None:
+        question.check_degrees(models[place], *map(int, degrees))
 
     if models:
-        # Other cuts of networks with experts are told by the margin of divisibility.
-        reader.entries([model, dense, pp], check)
+        reader.entries([model, width, pp, ep, dp], check)
     return {
         "chips": chips, "stages": pp, "expert_ranks": ep, "attention_dp": dp,
         "replicas": replicas, "batch": np.maximum(concurrency / replicas, 1.0),

@@ -15,7 +15,7 @@ from jax import Array
 
 from perfmodel import cache, deployments, engines, question, serving
 from perfmodel._rows import OK, Predictions, TableLike, check_free
-from perfmodel.deployments import Deployments, has_experts
+from perfmodel.deployments import Deployments
 from perfmodel.engines import EngineEntry
 from perfmodel.formats import Precision, precision_numbers
 from perfmodel.machine import Machine
@@ -78,7 +78,7 @@ def arguments(asked: Deployments, rows: np.ndarray) -> tuple[Any, ...]:
         in_step=column["in_step"],
     )
     # Without experts a plan has no such degrees, and costs nothing for them.
-    routed = has_experts(asked.models[asked.model[rows[0]]])
+    routed = asked.models[asked.model[rows[0]]].model.is_mixture
     plan = Plan(
         chips=column["chips"],
         stages=column["stages"],
