@@ -192,7 +192,14 @@ class Reader:
 
         Where it fails the row's status is its message, and its place 0.
         """
-        codes, distinct = pd.MultiIndex.from_arrays(keys).factorize()
+        codes = np.zeros(len(self.status), np.int64)
+        for key in keys:
+            own, values = pd.factorize(key)
+            # Numbered anew each time: products of many columns would overflow.
+            codes = np.unique(codes * len(values) + own, return_inverse=True)[1]
+        # The first row of each combination stands for it.
+        _, first, codes = np.unique(codes, return_index=True, return_inverse=True)
+        distinct = [tuple(key[row] for key in keys) for row in first]
         found: dict[Any, int] = {}
         entries: list[Any] = []
         places = np.zeros(len(distinct), int)
