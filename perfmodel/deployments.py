@@ -16,7 +16,7 @@ from perfmodel._rows import Column, Reader, Table, TableLike, count, read, text
 from perfmodel.chips import Chip, load_chip
 from perfmodel.engines import EngineEntry
 from perfmodel.errors import InputError, shorten
-from perfmodel.formats import PrecisionName, precision_name
+from perfmodel.formats import PrecisionName, format_name, precision_name
 from perfmodel.models import catalogue as networks
 from perfmodel.models.catalogue import ModelEntry
 
@@ -169,14 +169,15 @@ def find_precision(
     own file ask for; its chip must have the kernel."""
     ending = _QUANTISED.search(named)
     word = (products or precision or (ending.group(1) if ending else "")).lower()
-    cache = kv or None
-    if not word:
-        own = model.precision
-        names = precision_name(own.weights, own.activations, cache or own.kv)
+    cache, own = kv or None, model.precision
+    weights, activations = _PRODUCTS.get(word, (word, None))
+    # Where a file has its experts alone in 4 bits, a table's "fp4" says no more than that.
+    routed = own.experts is not None and own.experts[0] in ("mxfp4", "nvfp4", "int4")
+    if not word or (routed and weights in ("mxfp4", "nvfp4", "int4")):
+        names = dataclasses.replace(own, kv=format_name(cache or own.kv))
     elif word.count("/") == 2:
         names = question.parse_precision(word)
     else:
-        weights, activations = _PRODUCTS.get(word, (word, None))
         if weights == "nvfp4" and "fp4" not in chip.supported:
             # Chips without 4-bit arithmetic expand 4-bit weights on the way in.
             activations = "bf16"
