@@ -241,3 +241,10 @@ def test_profiles_say_where_every_number_comes_from(name: str):
     fitted = [n for n, number in entry.sheet.numbers.items() if number.kind == "fitted"]
     assert len(fitted) == 9
     assert "inferencex" in entry.sheet.sources["runs"].locator
+
+
+def test_every_column_is_documented():
+    page = (Path(__file__).parents[1] / "docs" / "predict.md").read_text()
+    for column in deployments.FIELDS.values():
+        names = ", ".join(f"`{name}`" for name in column.names)
+        assert f"| {names} | {'yes' if column.required else ''} | {column.meaning} |" in page
