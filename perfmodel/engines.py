@@ -12,7 +12,7 @@ from importlib.resources.abc import Traversable
 from typing import Any
 
 from perfmodel import catalog
-from perfmodel.catalog import Field, Sheet
+from perfmodel.catalog import Field, Number, Sheet
 from perfmodel.errors import InputError, shorten
 from perfmodel.plan import Engine
 
@@ -92,9 +92,11 @@ def _read(path: catalog.FilePath) -> EngineEntry:
     fields = {name: entry for name, entry in tables.items() if name not in ("engine", "sources")}
     numbers = catalog.parse_numbers(fields, FIELDS, sources, where)
     values: dict[str, float] = {}
+    neutral = {field.name: field.default for field in dataclasses.fields(Engine)}
     for field in FIELDS:
         if field.name not in numbers:
-            continue
+            usual, note = float(neutral[field.name]), "left out: the neutral value"
+            numbers[field.name] = Number(usual, field.unit, "assumed", note=note)
         value = numbers[field.name].value
         if value is None:
             raise InputError(f"{where}: {field.name} [{field.unit}] must be known")
