@@ -92,7 +92,7 @@ def _read(path: catalog.FilePath) -> EngineEntry:
     fields = {name: entry for name, entry in tables.items() if name not in ("engine", "sources")}
     numbers = catalog.parse_numbers(fields, FIELDS, sources, where)
     values: dict[str, float] = {}
-    neutral = {field.name: field.default for field in dataclasses.fields(Engine)}
+    neutral: dict[str, Any] = {f.name: f.default for f in dataclasses.fields(Engine)}
     for field in FIELDS:
         if field.name not in numbers:
             usual, note = float(neutral[field.name]), "left out: the neutral value"
