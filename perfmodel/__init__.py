@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from perfmodel.models.catalogue import ModelEntry, load_model
     from perfmodel.models.transformer import Model
     from perfmodel.plan import Engine, Limits, Load, Plan
+    from perfmodel.prediction import predict
     from perfmodel.sensitivities import sensitivity
     from perfmodel.serving import Estimate
     from perfmodel.sizing import size
@@ -54,6 +55,7 @@ _HOME = {
     "Limits": "plan",
     "Load": "plan",
     "Plan": "plan",
+    "predict": "prediction",
     "sensitivity": "sensitivities",
     "Estimate": "serving",
     "size": "sizing",
@@ -63,7 +65,7 @@ __all__ = [
     "Chip", "Engine", "EngineEntry", "Estimate", "Infeasible", "InputError", "Limits", "Load",
     "Machine", "Model", "ModelEntry", "PerfmodelError", "Plan", "Precision", "__version__",
     "enable_cache", "estimate", "frontier", "load_chip", "load_engine", "load_model",
-    "operator_table", "overlay", "precision", "sensitivity", "size",
+    "operator_table", "overlay", "precision", "predict", "sensitivity", "size",
 ]  # fmt: skip
 
 

@@ -146,10 +146,15 @@ class Record:
         }
         if self.note:
             entries["note"] = self.note
-        return [f'[constants."{name}"]', *(f"{k} = {_toml(v)}" for k, v in entries.items()), ""]
+        return [
+            f'[constants."{name}"]',
+            *(f"{k} = {toml_value(v)}" for k, v in entries.items()),
+            "",
+        ]
 
 
-def _toml(value: float | str) -> str:
+def toml_value(value: float | str) -> str:
+    """Returns a value as TOML writes it, numbers with four digits."""
     if isinstance(value, str):
         return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
     if isinstance(value, int):
@@ -275,7 +280,7 @@ def write_fit(path: Path, name: str, generation: str, records: Mapping[str, Reco
             entry = _OTHER[source]
         keys = ("title", "publisher", "date", "locator")
         lines.append(f"[sources.{source}]")
-        lines += [f"{key} = {_toml(value)}" for key, value in zip(keys, entry, strict=True)]
+        lines += [f"{key} = {toml_value(value)}" for key, value in zip(keys, entry, strict=True)]
         lines.append("")
     path.write_text("\n".join(lines), encoding="utf-8")
 

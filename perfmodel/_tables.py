@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from rich.console import Group, RenderableType
     from rich.table import Table
 
+    from perfmodel._rows import Predictions
+
 
 def grid(*columns: tuple[str, str], edge: bool = True) -> "Table":
     """Returns an empty table of (header, justification) columns."""
@@ -435,4 +437,59 @@ def sensitivity_table(dataset: "xr.Dataset") -> "Group":
     return Group(
         "", lines("sensitivity", style="bold"), lines(*said), "", table,
         lines(mark, *_influences.notes(dataset), style="dim"),
+    )  # fmt: skip
+
+
+# ---- Many rows ----
+
+
+def _places(lines_: list[int], most: int = 6) -> str:
+    """Returns lines of a table as people write them: `3, 8 to 12`.
+
+    >>> _places([3, 8, 9, 10])
+    '3, 8 to 10'
+    """
+    spans: list[tuple[int, int]] = []
+    for line in lines_:
+        if spans and line == spans[-1][1] + 1:
+            spans[-1] = (spans[-1][0], line)
+        else:
+            spans.append((line, line))
+    shown = [f"{a}" if a == b else f"{a} to {b}" for a, b in spans[:most]]
+    return ", ".join(shown + (["…"] if len(spans) > most else []))
+
+
+def predictions_table(found: "Predictions", faults: int = 20) -> "Group":
+    """Returns the errors of a table's predictions by what its rows are of, and what has none."""
+    from rich.console import Group
+
+    told = found.told()
+    names = [error.removesuffix("_error") for error in found.errors]
+    heads = [
+        (f"{name.upper() if len(name) == 4 else name}\n{what}", "right")
+        for name in names
+        for what in ("rows", "median %", "p90 %", "bias %")
+    ]
+    table = grid(("by", "left"), ("", "left"), *heads)
+    before = ""
+    for row in told["errors_percent"]:
+        cells = [
+            f"{row[f'{name}_rows']:,}" if what == "rows" else f"{row[f'{name}_{what}']:.1f}"
+            for name in names
+            for what in ("rows", "median", "p90", "bias")
+        ]
+        table.add_row(row["by"] if row["by"] != before else "", row["name"], *cells)
+        before = row["by"]
+    listed = told["not_predicted"]
+    words = [
+        f"{len(fault['lines']):,} rows: {fault['status']} (line {_places(fault['lines'])})"
+        for fault in sorted(listed, key=lambda fault: -len(fault["lines"]))[:faults]
+    ]
+    more = [f"and {len(listed) - faults} more reasons"] if len(listed) > faults else []
+    measured = bool(names) and bool(told["errors_percent"])
+    return Group(
+        lines(f"{told['predicted']:,} of {told['rows']:,} rows predicted", style="bold"),
+        *([table, lines("|error| median and 90th percentile; bias: median signed error",
+                        style="dim")] if measured else []),
+        lines(*words, *more),
     )  # fmt: skip

@@ -451,6 +451,64 @@ def _show(listing: Any, json: bool) -> None:
 
 
 @app.command()
+def predict(
+    runs: Annotated[
+        Path | None, typer.Argument(metavar="[RUNS.csv]", help="Deployments, one a row.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="OUT.csv", help="Write rows and predictions there.")
+    ] = None,
+    operators: Annotated[
+        Path | None,
+        typer.Option(metavar="TABLE", help="Kernels instead of deployments; CSV or Parquet."),
+    ] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(help="Engine profile of every row.", show_default="that of its engine column"),
+    ] = None,
+    json: _Json = False,
+) -> None:
+    """Predict every row of a table, and compare with what it measured.
+
+    Deployments need model, chip, tp, concurrency, isl and osl; kernels are in the form of the
+    public operator tables. Rows that cannot be predicted say why in their status.
+    """
+    if (runs is None) == (operators is None):
+        raise InputError("predict: a table of deployments, or one of kernels after --operators")
+    if operators is not None and engine is not None:
+        raise InputError("--engine: kernels have no engine")
+    with _working("predicting", quiet=json):
+        _ready()
+        if runs is not None:
+            from perfmodel.prediction import predict_all
+
+            found = predict_all(runs, engine)
+        else:
+            from perfmodel.kernel_tables import predict_kernels
+
+            found = predict_kernels(operators or "")
+        if out is not None:
+            _write_csv(found.frame, out)
+    if json:
+        _print_json(found.told())
+        return
+    from perfmodel import report
+
+    report.write(report.predictions_table(found))
+    if out is not None:
+        report.write(f"wrote {out}")
+
+
+def _write_csv(frame: Any, path: Path) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        frame.to_csv(path, index=False)
+    except OSError as error:
+        reason = error.strerror or error
+        raise InputError(f"{shorten(path, 120)}: cannot be written ({reason})") from None
+
+
+@app.command()
 def study(
     name: Annotated[str, typer.Argument(metavar="NAME|list|all", help="A study's name.")],
     out: Annotated[

@@ -12,7 +12,7 @@ from importlib.resources.abc import Traversable
 from typing import Any
 
 from perfmodel import catalog
-from perfmodel.catalog import Field, Sheet
+from perfmodel.catalog import Field, Number, Sheet
 from perfmodel.errors import InputError, shorten
 from perfmodel.plan import Engine
 
@@ -24,10 +24,19 @@ FIELDS = (
     Field("host_sequence", "s", "the same, per running sequence", 0.0, 1.0, True),
     Field("request_time", "s", "before the prefill of a request", 0.0, 100.0, True),
     Field("variability", "1", "of prefill service as waiting requests see it", 0.0, 1.0, True),
+    Field("token_budget", "token", "most prompt tokens in a step", 1.0, 1e9),
+    Field("exclusive", "1", "prompts in steps of their own (1), or beside others (0)", 0.0, 1.0),
+    Field("reservation", "1", "share of the output set aside on admission", 0.0, 1.0),
+    Field("launch_graph", "s", "a layer waits for launches, in a captured step", 0.0, 1.0),
+    Field("launch_eager", "s", "the same in a step with prompt tokens", 0.0, 1.0),
+    Field("host_prefill", "s", "host time that prompt tokens add to a step", 0.0, 10.0),
+    Field("host_request", "s", "host time of a prompt, in the step it ends in", 0.0, 100.0),
+    Field("admission_steps", "1", "decode steps that pass before a request starts", 0.0, 1e4),
+    Field("quantisation", "1", "share of separate quantisation left", 0.0, 1.0),
 )
-"""The numbers of an engine profile; all must be known."""
+"""The numbers of an engine profile; what it leaves out is as `perfmodel.plan.Engine` has it."""
 
-_IDENTITY = ("name", "title", "aliases")
+_IDENTITY = ("name", "title", "version", "aliases")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -50,7 +59,7 @@ def names() -> list[str]:
     """Returns the names of the engine profiles that ship.
 
     >>> names()
-    ['ideal', 'neutral']
+    ['ideal', 'neutral', 'sglang', 'trtllm', 'vllm']
     """
     return sorted(_files())
 
@@ -67,6 +76,8 @@ def _identity(table: Any, where: str) -> dict[str, Any]:
     return {
         "name": name,
         "title": title,
+        # Of the software that the numbers are of; "" where that has none.
+        "version": catalog.as_text(table.get("version", ""), f"{place} version", 100),
         "aliases": tuple(catalog.as_text(alias, f"{place} aliases", 200) for alias in aliases),
     }
 
@@ -81,7 +92,11 @@ def _read(path: catalog.FilePath) -> EngineEntry:
     fields = {name: entry for name, entry in tables.items() if name not in ("engine", "sources")}
     numbers = catalog.parse_numbers(fields, FIELDS, sources, where)
     values: dict[str, float] = {}
+    neutral: dict[str, Any] = {f.name: f.default for f in dataclasses.fields(Engine)}
     for field in FIELDS:
+        if field.name not in numbers:
+            usual, note = float(neutral[field.name]), "left out: the neutral value"
+            numbers[field.name] = Number(usual, field.unit, "assumed", note=note)
         value = numbers[field.name].value
         if value is None:
             raise InputError(f"{where}: {field.name} [{field.unit}] must be known")

@@ -209,8 +209,10 @@ def _open(
     """Returns the rows of both steps, and the share of steps that carry a chunk."""
     found = serving.estimate(machine, model, load, plan, precision, engine)
     shard = plan.shard(machine)
-    rank = Rank(machine, shard.share)
-    _, _, *steps = serving.passes(load, plan, serving.split_prompt(load, plan), found.running)
+    rank = Rank(serving.served(machine, engine), shard.share)
+    _, _, *steps = serving.passes(
+        load, plan, serving.split_prompt(load, plan), found.running, engine
+    )
     tables = []
     for step in steps:
         layers = layer_operators(model, step, shard, precision)

@@ -164,6 +164,15 @@ _ENGINE = {
     "host_sequence": "engine: host time of a sequence",
     "request_time": "engine: time before a prefill",
     "variability": "engine: variability of prefills",
+    "token_budget": "engine: prompt tokens of a step",
+    "exclusive": "engine: prompts in steps of their own",
+    "reservation": "engine: output set aside on admission",
+    "launch_graph": "engine: launches of a captured layer",
+    "launch_eager": "engine: launches of a layer with a prompt",
+    "host_prefill": "engine: host time of a prefill step",
+    "host_request": "engine: host time of a prompt",
+    "admission_steps": "engine: steps before admission",
+    "quantisation": "engine: separate quantisation left",
 }
 
 _EFFICIENCIES = {

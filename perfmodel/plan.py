@@ -21,12 +21,15 @@ class Load(eqx.Module):
         prefix_hit: share of the prompt already cached and shared between requests [0, 1).
         burst: share of requests that arrive in the initial burst; 0 is steady state, 1/k the
             mean over a benchmark of k × concurrency requests started at once.
+        in_step: 1 where requests are of one length and start together, so that an engine which
+            computes prompts first keeps them in step for ever; 0 where lengths differ.
     """
 
     isl: Real
     osl: Real
     prefix_hit: Real = 0.0
     burst: Real = 0.0
+    in_step: Real = 0.0
 
 
 class Plan(eqx.Module):
@@ -86,6 +89,20 @@ class Engine(eqx.Module):
         request_time: fixed service time of a request before its prefill [s].
         variability: of prefill service as seen by waiting requests: 0 deterministic and evenly
             spaced, 1 as an exponential server. 1/2 is a fixed service time with random arrivals.
+        token_budget: most prompt tokens in a step where a plan does not say.
+        exclusive: 1 where prompts are computed in steps of their own, before any decoding; 0 where
+            a chunk rides along with decoding sequences.
+        launch_graph: time a layer waits for launches in a step of decoding sequences alone, which
+            is captured in a graph [s].
+        launch_eager: the same in a step with prompt tokens, which no graph holds [s].
+        host_prefill: host time of a step with prompt tokens beyond that of another [s].
+        host_request: host time of a prompt, in the step in which it ends [s].
+        reservation: share of a request's output whose memory is set aside when it is admitted; 1/2
+            is what a running request holds on average.
+        admission_steps: decode steps that go by before a request is admitted, twice the mean wait
+            in steps; 1 where it waits for the running step to end.
+        quantisation: share of the measured separate quantisation of activations that is left; 0
+            where it is fused into other kernels.
     """
 
     memory_fraction: Real
@@ -95,6 +112,15 @@ class Engine(eqx.Module):
     host_sequence: Real
     request_time: Real
     variability: Real
+    token_budget: Real = 2048
+    exclusive: Real = 0.0
+    launch_graph: Real = 0.0
+    launch_eager: Real = 0.0
+    host_prefill: Real = 0.0
+    host_request: Real = 0.0
+    reservation: Real = 0.5
+    admission_steps: Real = 1.0
+    quantisation: Real = 1.0
 
 
 class Limits(eqx.Module):

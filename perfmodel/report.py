@@ -28,6 +28,7 @@ from perfmodel._tables import (
     lines,
     operators_table,
     overlay_text,
+    predictions_table,
     sensitivity_table,
 )
 from perfmodel.errors import InputError, shorten
@@ -39,8 +40,9 @@ if TYPE_CHECKING:
 __all__ = [
     "Drawing", "OVERVIEW_AXES", "console", "draw_files", "estimate_table", "footnotes",
     "frontier_table", "grid", "headline", "lines", "load_dataset", "operators_table",
-    "overlay_text", "overview_table", "save_dataset", "save_frontier", "save_html", "save_png",
-    "save_sensitivity", "save_size", "sensitivity_table", "size_table", "write",
+    "overlay_text", "overview_table", "predictions_table", "save_dataset", "save_frontier",
+    "save_html", "save_png", "save_sensitivity", "save_size", "sensitivity_table", "size_table",
+    "write",
 ]  # fmt: skip
 
 WIDTH = 120

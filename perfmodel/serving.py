@@ -234,7 +234,8 @@ def footprint(
     whole = pages(prefill.new_tokens + load.osl)
     capacity = machine.memory.capacity[0]
     free = capacity * engine.memory_fraction - weights - chunk - engine.workspace - shared
-    each = live + sequence * inverse(plan.stages)
+    held = pages(prefill.new_tokens + engine.reservation * load.osl)
+    each = held + sequence * inverse(plan.stages)
     admitted = floor(maximum(free, 0.0) * inverse(each))
     margin = (free - sequence - whole) / capacity
     return Footprint(weights, chunk, sequence, shared, live, margin, admitted)
@@ -254,7 +255,7 @@ class Passes(NamedTuple):
     mixed: Step
 
 
-def passes(load: Load, plan: Plan, prefill: Prefill, running: Array) -> Passes:
+def passes(load: Load, plan: Plan, prefill: Prefill, running: Array, engine: Engine) -> Passes:
     """Returns what passes through the network while `running` requests of a group are served.
 
     Prompts shorter than a chunk share one: as many as finish in a round, C/(M(O + 1)), if they fit.
@@ -269,8 +270,11 @@ def passes(load: Load, plan: Plan, prefill: Prefill, running: Array) -> Passes:
     shared = Chunk(one.tokens * prompts, one.pairs, one.keys, one.ends * prompts, prompts)
     saturated = load.osl * inverse(per_micro * chunks)
     context = load.isl + 0.5 * load.osl
-    decoding = minimum(running, maximum(saturated, 1.0)) * per_micro
-    beside = minimum(maximum(0.0, running - 1.0), saturated) * per_micro
+    # Prompts computed in steps of their own starve no one, and nothing decodes beside them.
+    most = jnp.where(engine.exclusive > 0.0, running, maximum(saturated, 1.0))
+    decoding = minimum(running, most) * per_micro
+    fused = 1.0 - as_real(engine.exclusive)
+    beside = fused * minimum(maximum(0.0, running - 1.0), saturated) * per_micro
     groups = attention_groups(plan)
     decode = Step(decoding, context, groups=groups)
     return Passes(micro, chunks, decode, Step(beside, context, chunk=shared, groups=groups))
@@ -285,9 +289,13 @@ def unhidden(
     """
     floors = rank.machine.floors
     count = as_real(model.layers)
-    serial = floors.serial * count
+    # Steps of decoding sequences alone are captured in a graph; others are launched one by one.
+    gaps = engine.launch_graph if step.chunk is None else engine.launch_eager
+    serial = (floors.serial + gaps) * count
     waiting = serial + maximum(floors.launch * count - (layers + serial), 0.0)
     host = as_real(engine.host_step + engine.host_sequence * step.sequences)
+    if step.chunk is not None:
+        host = host + engine.host_prefill + engine.host_request * step.chunk.ends
     crossings = maximum(minimum(as_real(plan.chips), plan.stages) - 1.0, 0.0)
     return {
         "launches": (1, Usage(waiting, latency=waiting)),
@@ -297,6 +305,16 @@ def unhidden(
             crossing_usage(step.all_rows * model.hidden, plan.chips, rank),
         ),
     }
+
+
+def served(machine: Machine, engine: Engine) -> Machine:
+    """Returns the machine as an engine's kernels use it: without quantisation that they fuse."""
+    kernels = machine.kernels
+    quantise = kernels.quantise * engine.quantisation
+    # What the floor of a narrow kernel has beyond that of a 16-bit one is its second launch.
+    own = minimum(kernels.floor, kernels.floor[0])
+    floor = own + (kernels.floor - own) * engine.quantisation
+    return eqx.tree_at(lambda m: (m.kernels.quantise, m.kernels.floor), machine, (quantise, floor))
 
 
 def run_step(
@@ -377,32 +395,43 @@ def estimate(
     running = minimum(batch, maximum(room.admitted, 1.0))
 
     others = maximum(0.0, running - 1.0)
-    micro, chunks, decode_step, mixed_step = passes(load, plan, prefill, running)
-    rank = Rank(machine, shard.share, efficiencies)
+    micro, chunks, decode_step, mixed_step = passes(load, plan, prefill, running, engine)
+    rank = Rank(served(machine, engine), shard.share, efficiencies)
     decode = run_step(rank, model, decode_step, plan, precision, engine)
     mixed = run_step(rank, model, mixed_step, plan, precision, engine)
     # With one stage both are equal, always; the derivative is then that of the latency.
     decode_round = maximum(micro * decode.stage, decode.latency)
     mixed_round = maximum(micro * mixed.stage, mixed.latency)
 
+    # A step of prompts alone comes on top of a decode step; one that carries them replaces it.
+    # Requests in step wait for each other's prompts, on average half of them before their own,
+    # and half after it, between their first tokens.
+    alone = as_real(engine.exclusive)
+    together = alone * load.in_step
+    longer = mixed_round - (1.0 - alone) * decode_round
+    most_share = 1.0 + alone * 1e6
+
     def mean_round(share: Array) -> Array:
-        return decode_round + share * (mixed_round - decode_round)
+        return decode_round + share * (1.0 - 0.5 * together) * longer
 
     # A request occupies its share of passes, and waits for the whole of each.
     service = chunks * mixed.stage
     fill = mixed.latency - mixed.stage + (prefill.chunks - chunks) * mixed.stage
     per_round = chunks * inverse(micro)
-    share = minimum(per_round * others * inverse(osl), 1.0)
+    share = minimum(per_round * others * inverse(osl), most_share)
     tpot = mean_round(share)
     away = maximum(osl - 1.0, 0.0)
-    prefill_time = fill + closed_queue(service, away * tpot, running, engine.variability)
+    queued = closed_queue(service, away * tpot, running, engine.variability)
+    prefill_time = fill + queued - together * (queued - service)
     # A request that finds others decoding waits, on average, for half of that step to end; behind
     # another's chunk it waits in the queue instead.
-    before = engine.request_time + 0.5 * tpot * minimum(others, 1.0) * (1.0 - share)
+    stepwise = 0.5 * engine.admission_steps * tpot * minimum(others, 1.0)
+    before = engine.request_time + stepwise * (1.0 - minimum(share, 1.0))
     rate = running * inverse(before + prefill_time + away * tpot)
     share = minimum(share, per_round * rate * tpot * others * inverse(running))
     tpot = mean_round(share)
-    started = before + prefill_time + load.burst * 0.5 * others * service
+    first = load.burst + together * (1.0 - load.burst)
+    started = before + prefill_time + first * 0.5 * others * service
     rate = running * inverse(started + away * tpot)
     waiting = maximum(batch - running, 0.0) / rate
     ttft = started + waiting

@@ -59,7 +59,7 @@ def of(dataset: xr.Dataset, name: str, output: str = USER) -> float:
 
 # The power of time in each unit: with seconds 1 % longer, a number in B/s is 1 % smaller.
 TIME = {"s": 1, "s/B": 1, "FLOP/s": -1, "B/s": -1, "W": -1, "USD/s": -1,
-        "1": 0, "B": 0, "token": 0, "J/FLOP": 0, "J/B": 0}  # fmt: skip
+        "1": 0, "B": 0, "token": 0, "J/FLOP": 0, "J/B": 0, "USD/J": 0}  # fmt: skip
 ENERGY = {"W": 1, "J/FLOP": 1, "J/B": 1}
 
 

@@ -36,7 +36,7 @@ def errors() -> pd.DataFrame:
         column = {name: numbers[name].to_numpy(np.float32) for name in numbers}
         one = np.ones(len(part), np.float32)
         lengths = column["lengths"]
-        load = Load(column["isl"] * lengths, column["osl"] * lengths, 0 * one, 0.1 * one)
+        load = Load(column["isl"] * lengths, column["osl"] * lengths, 0 * one, 0.1 * one, 0 * one)
         plan = Plan(column["tp"], one, column["concurrency"], column["chunk"], one)
         found = program(
             load_chip(str(chip)).machine,

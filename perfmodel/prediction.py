@@ -1,0 +1,202 @@
+"""Predictions of many deployments at once, beside what was measured of them.
+
+Rows of the same structure of network go through one compiled program in blocks of `BLOCK`, filled
+up to that size: chip, network, precision, plan, load and engine are all arrays with a row each.
+"""
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import pandas as pd
+from jax import Array
+
+from perfmodel import cache, deployments, engines, question, serving
+from perfmodel._rows import OK, Predictions, TableLike, check_free
+from perfmodel.deployments import Deployments
+from perfmodel.engines import EngineEntry
+from perfmodel.formats import Precision, precision_numbers
+from perfmodel.machine import Machine
+from perfmodel.models.transformer import Model
+from perfmodel.plan import Engine, Load, Plan
+from perfmodel.question import EngineLike
+from perfmodel.results import RUNNING_NEEDS
+from perfmodel.units import GB, MILLISECOND
+
+BLOCK = 1024
+"""Rows evaluated in one call; shorter lists are filled up."""
+
+PREDICTED = ("predicted_ttft_ms", "predicted_tpot_ms", "predicted_output_tokens_per_second_chip")
+ERRORS = {"ttft_error": "ttft_ms", "tpot_error": "tpot_ms"}
+"""Columns of signed relative errors, predicted/measured − 1, and what they are errors of."""
+
+
+def evaluate_row(
+    machine: Machine, model: Model, load: Load, plan: Plan, formats: Precision, engine: Engine
+) -> dict[str, Array]:
+    """Returns what is told of one deployment, in SI units."""
+    found = serving.estimate(machine, model, load, plan, formats, engine)
+    return {
+        "ttft": found.ttft,
+        "tpot": found.tpot,
+        "rate": found.output_rate_per_chip,
+        "margins": found.margins,
+        "memory": found.memory_bytes,
+    }
+
+
+_rows = jax.vmap(evaluate_row)
+
+
+def _options() -> Mapping[str, str]:
+    return cache.UNFUSED if jax.default_backend() == "cpu" else {}
+
+
+@functools.cache
+def _program() -> Any:
+    return jax.jit(_rows, compiler_options=dict(_options()))
+
+
+def arguments(asked: Deployments, rows: np.ndarray) -> tuple[Any, ...]:
+    """Returns the arrays of `evaluate_row` for some rows, whose networks have one structure."""
+    kind = question.real()
+
+    def stacked(entries: Sequence[Any], places: np.ndarray) -> Any:
+        # Only what these rows name: other networks may be of another structure.
+        used, inverse = np.unique(places[rows], return_inverse=True)
+        table = question.stack([entries[place] for place in used])
+        return jax.tree.map(lambda leaf: leaf[inverse], table)
+
+    column = {name: value[rows].astype(kind) for name, value in asked.numbers.items()}
+    load = Load(
+        isl=column["isl"],
+        osl=column["osl"],
+        prefix_hit=np.zeros_like(column["isl"]),
+        burst=column["burst"],
+        in_step=column["in_step"],
+    )
+    # Without experts a plan has no such degrees, and costs nothing for them.
+    routed = asked.models[asked.model[rows[0]]].model.is_mixture
+    plan = Plan(
+        chips=column["chips"],
+        stages=column["stages"],
+        batch=column["batch"],
+        chunk=column["chunk"],
+        replicas=column["replicas"],
+        attention_dp=column["attention_dp"] if routed else None,
+        expert_ranks=column["expert_ranks"] if routed else None,
+    )
+    formats = [precision_numbers(names) for names in asked.precisions]
+    return (
+        stacked([chip.machine for chip in asked.chips], asked.chip),
+        stacked([entry.model for entry in asked.models], asked.model),
+        load,
+        plan,
+        stacked(formats, asked.precision),
+        stacked([entry.engine for entry in asked.engines], asked.engine),
+    )
+
+
+def structures(asked: Deployments) -> list[np.ndarray]:
+    """Returns the understood rows of each structure of network."""
+    kinds: dict[Any, list[int]] = {}
+    for place, entry in enumerate(asked.models):
+        kinds.setdefault(jax.tree.structure(entry.model), []).append(place)
+    good = asked.status == ""
+    parts = [np.flatnonzero(good & np.isin(asked.model, places)) for places in kinds.values()]
+    return [rows for rows in parts if len(rows)]
+
+
+def evaluate(asked: Deployments, block: int = BLOCK) -> dict[str, np.ndarray]:
+    """Returns the numbers of `evaluate_row` for every row; NaN where a row is not understood."""
+    found: dict[str, np.ndarray] = {}
+    for rows in structures(asked):
+        values = arguments(asked, rows)
+        for start in range(0, len(rows), block):
+            part = rows[start : start + block]
+            places = np.minimum(np.arange(start, start + block), len(rows) - 1)
+            filled = jax.tree.map(lambda leaf, places=places: leaf[places], values)
+            program = cache.stored("predict", _rows, filled, _options()) or _program()
+            for name, value in program(*filled).items():
+                array = np.asarray(value)[: len(part)]
+                empty = np.full((len(asked), *array.shape[1:]), np.nan)
+                found.setdefault(name, empty)[part] = array
+    return found
+
+
+def _unfit(asked: Deployments, found: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Returns the statuses, with those of designs that cannot run filled in."""
+    status = asked.status.copy()
+    if not found:
+        return status
+    places = [serving.MARGINS.index(name) for name in RUNNING_NEEDS]
+    margins = found["margins"][:, places]
+    for row in np.flatnonzero((status == "") & (margins < 0.0).any(axis=1)):
+        name = RUNNING_NEEDS[int(np.argmax(margins[row] < 0.0))]
+        chip = asked.chips[asked.chip[row]]
+        size = float(chip.machine.memory.capacity[0])
+        short = -margins[row, 0] * size / GB
+        status[row] = f"does not fit: {name}"
+        if name == "memory":
+            status[row] += f" ({short:.3g} GB per chip short of {size / GB:.0f} GB)"
+    status[status == ""] = OK
+    return status
+
+
+def predict_all(runs: TableLike, engine: EngineLike | None = None) -> Predictions:
+    """Returns the predictions of every row of a table; see `predict`."""
+    profile = (
+        engine if engine is None or isinstance(engine, EngineEntry) else engines.load_engine(engine)
+    )
+    asked = deployments.understand(runs, profile)
+    table = asked.table
+    check_free(table, (*PREDICTED, *ERRORS, "status"))
+    found = evaluate(asked)
+    status = _unfit(asked, found)
+    good = status == OK
+    blank = np.full(len(asked), np.nan)
+    columns = {
+        "predicted_ttft_ms": found.get("ttft", blank) / MILLISECOND,
+        "predicted_tpot_ms": found.get("tpot", blank) / MILLISECOND,
+        "predicted_output_tokens_per_second_chip": found.get("rate", blank),
+    }
+    for error, measured in ERRORS.items():
+        if measured in table.given:
+            columns[error] = columns[f"predicted_{measured}"] / asked.numbers[measured] - 1.0
+    columns = {name: np.where(good, value, np.nan) for name, value in columns.items()}
+    frame = pd.concat(
+        [table.frame, pd.DataFrame(columns), pd.DataFrame({"status": status})], axis=1
+    )
+    entries = {"model": asked.models, "chip": asked.chips, "engine": asked.engines}
+    labels = {
+        name: np.asarray([entry.name for entry in listed] or [""], dtype=object)[
+            getattr(asked, name)
+        ]
+        for name, listed in entries.items()
+    }
+    return Predictions(
+        frame, table.lines, labels, tuple(name for name in ERRORS if name in columns)
+    )
+
+
+def predict(runs: TableLike, *, engine: EngineLike | None = None) -> pd.DataFrame:
+    """Returns a table of deployments with what is predicted of each.
+
+    The columns given, unchanged, then `predicted_ttft_ms` and `predicted_tpot_ms` (means over
+    requests [ms]), `predicted_output_tokens_per_second_chip`, `ttft_error` and `tpot_error`
+    (predicted/measured − 1) where `ttft_ms` and `tpot_ms` were measured, and `status`: "ok", or
+    in a line why a row has no prediction.
+
+    Args:
+        runs: a CSV file, or a frame, with a deployment a row: model, chip, tp, concurrency, isl,
+            osl, and what else `perfmodel.deployments.FIELDS` lists, by any of the names there.
+        engine: profile for every row, instead of that of its `engine` column.
+
+    >>> row = {"model": "meta-llama/Llama-3.1-70B", "chip": "h200_sxm", "tp": 4,
+    ...        "concurrency": 16, "isl": 1024, "osl": 1024}
+    >>> predict(pd.DataFrame([row, row | {"model": "llama-9"}]))["status"].to_list()[0]
+    'ok'
+    """
+    return predict_all(runs, engine).frame
