@@ -29,7 +29,7 @@ from perfmodel.plan import Engine, Limits, Load, Plan
 from perfmodel.question import Layout, Question
 from perfmodel.relax import maximum, minimum
 
-TARGETS = 96
+TARGETS = 128
 """Points of the sweep. More follow a curved frontier more closely, at proportional cost."""
 
 STEPS = 60
@@ -165,23 +165,47 @@ def descend(
     if not len(points.tp):
         return Descended(points, len(grid.tp), 0)
     targets = np.linspace(gains[0].min(), gains[0].max(), TARGETS)
-    # Each target starts at the plan that does best among those that reach it.
-    reach = np.where(gains[0] >= targets[:, None] - 1e-6, gains[1], -np.inf)
-    starts = _relaxed(points.take(np.argmax(reach, axis=1)))
     low, high = _bounds(order, batches, chunks)
-    pick = {"machines": chip, "precisions": kind}
-    machine, precision = (
-        jax.tree.map(lambda leaf, i=i: leaf[i], getattr(asked, name)) for name, i in pick.items()
+
+    def run(starts: Relaxed, low: Relaxed, high: Relaxed) -> Relaxed:
+        return _run(asked, chip, kind, axes, (starts, targets, low, high, max_chips))
+
+    # First everything is free.
+    ended = run(_starts(points, gains, targets), low, high)
+    around = _rounded(ended, order, batches, chunks, max_chips, _NEAREST_LAYOUTS)
+    near, better = _scores(asked, chip, kind, around, axes)
+    joined = Designs(*map(np.concatenate, zip(points, near, strict=True)))
+    starts = _starts(joined, np.concatenate([gains, better], axis=1), targets)
+    # Then each target keeps the whole layout that did best, and moves batch and chunk.
+    kept = starts._replace(batch=low.batch, chunk=low.chunk)
+    fixed = starts._replace(batch=high.batch, chunk=high.chunk)
+    last = _rounded(run(starts, kept, fixed), order, batches, chunks, max_chips, 1)
+    plans = Designs(*map(np.concatenate, zip(around, last, strict=True)))
+    return Descended(plans, len(grid.tp), 2 * TARGETS * STEPS)
+
+
+def _starts(points: Designs, gains: np.ndarray, targets: np.ndarray) -> Relaxed:
+    """Returns, for each target, the plan that does best among those that reach it."""
+    reach = np.where(gains[0] >= targets[:, None] - 1e-6, gains[1], -np.inf)
+    best = points.take(np.argmax(reach, axis=1))
+    return Relaxed(*(np.log(getattr(best, name)) for name in Relaxed._fields))
+
+
+def _run(asked: Question, chip: int, kind: int, axes: tuple[str, str], moving: Any) -> Relaxed:
+    """Returns where points end, as real numbers; one program for all calls of a structure."""
+    starts, targets, low, high, most = moving
+    machine = jax.tree.map(lambda leaf: leaf[chip], asked.machines)
+    precision = jax.tree.map(lambda leaf: leaf[kind], asked.precisions)
+    low, high = (
+        Relaxed(*(np.broadcast_to(end, targets.shape) for end in ends)) for ends in (low, high)
     )
     values = question.numbers(
-        (machine, precision, starts, targets, low, high, max_chips, asked.network, asked.load,
+        (machine, precision, starts, targets, low, high, most, asked.network, asked.load,
          asked.engine.engine, asked.limits)
     )  # fmt: skip
     stored = cache.stored(f"descent-{'-'.join(axes)}", _of_axes(axes), values, _options())
     found = (stored or _program(axes))(*values)
-    ended = Relaxed(*(np.exp(np.asarray(leaf)) for leaf in found))
-    plans = _rounded(ended, order, batches, chunks, max_chips)
-    return Descended(plans, len(grid.tp), TARGETS * STEPS)
+    return Relaxed(*(np.exp(np.asarray(leaf, dtype=float)) for leaf in found))
 
 
 def _grid(
@@ -222,10 +246,6 @@ def _scores(
     return Designs(*map(np.concatenate, zip(*kept, strict=True))), np.concatenate(gains, axis=1)
 
 
-def _relaxed(listed: Designs) -> Relaxed:
-    return Relaxed(*(np.log(getattr(listed, name)) for name in Relaxed._fields))
-
-
 def _bounds(
     layouts: Sequence[Layout], batches: Sequence[int], chunks: Sequence[int]
 ) -> tuple[Relaxed, Relaxed]:
@@ -243,13 +263,14 @@ def _rounded(
     batches: Sequence[int],
     chunks: Sequence[int],
     most: int,
+    nearest: int,
 ) -> Designs:
     """Returns the whole plans around real ones: nearest layouts, both neighbours of the rest."""
     table = np.asarray(layouts)
     named = [np.log(table[:, Layout._fields.index(name)]) for name in Relaxed._fields[:4]]
     here = np.log(np.stack(ended[:4], axis=1))
     distance = np.sum((here[:, None] - np.stack(named, axis=1)) ** 2, axis=2)
-    near = np.argsort(distance, axis=1)[:, :_NEAREST_LAYOUTS]
+    near = np.argsort(distance, axis=1)[:, :nearest]
 
     def around(values: np.ndarray, choices: Sequence[int]) -> np.ndarray:
         listed = np.sort(np.asarray(choices))

@@ -201,8 +201,9 @@ def frontier(
         choices("chunks", chunks),
         most,
     )
+    count = len(space.layouts) * len(space.batches) * len(space.chunks)
+    check_count("frontier", count * len(asked.chips) * len(asked.formats))
     plans = enumerate_plans(*space)
-    check_count("frontier", len(plans.tp) * len(asked.chips) * len(asked.formats))
     found = [search(asked, chip, plans, axes) for chip in range(len(asked.chips))]
     extra: Mapping[str, Any] = {}
     if descend:

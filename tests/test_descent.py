@@ -28,7 +28,7 @@ def test_descent_reaches_the_enumeration(model: str, chips: list[str], options: 
     assert (found.candidate_evaluated < 0.25 * found.candidate_enumerated).all()
     assert (found.candidate_gradients > 0).all()
     assert found.feasible.all()
-    assert set(found.chunk.values) <= set(exploration.CHUNKS)
+    assert set(found["chunk"].values) <= set(exploration.CHUNKS)
     network = perfmodel.load_model(model).model
     allowed = set(question.layouts(network, 16))
     degrees = zip(*(found[name].values for name in question.Layout._fields), strict=True)
