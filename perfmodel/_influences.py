@@ -126,7 +126,7 @@ def title(dataset: "xr.Dataset") -> str:
 
 def setting(dataset: "xr.Dataset") -> str:
     """Returns the plan, traffic and engine of the design, on one line."""
-    plan = [int(dataset[name]) for name in ("tp", "pp", "replicas", "batch", "chunk")]
+    plan = [int(dataset[name]) for name in _labels.PLAN]
     text = _labels.plan_text(*plan, precision=str(dataset["precision"].item()))
     engine = f"engine: {dataset.attrs.get('engine', 'neutral')}"
     return " · ".join((text, _labels.lengths(dataset), engine))

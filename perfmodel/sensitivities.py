@@ -40,7 +40,10 @@ METHOD = (
 )
 """How to read them, kept with every result."""
 
-_KEPT = ("tp", "pp", "batch", "chunk", "replicas", "chips", "feasible", "binding", "advice")
+_KEPT = (
+    *question.Layout._fields, "batch", "chunk", "replicas", "chips", "feasible", "binding",
+    "advice",
+)  # fmt: skip
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")

@@ -36,7 +36,7 @@ BF16 = precision("bf16")
 def mixture(**changes) -> Model:
     """Qwen3-235B-A22B, with numbers of its config.json."""
     experts = MixtureOfExperts(experts=128, top_k=8, intermediate=1536, **changes)
-    attention = GroupedQueryAttention(64, 4, 128, qk_norm=1)
+    attention = GroupedQueryAttention(64, 4, 128, qk_norm=1, qk_weights=2 * 128)
     blocks = (Block(94, attention), Block(94, experts))
     return Model(4096, 151936, 0, 40960, layers=94, blocks=blocks)
 

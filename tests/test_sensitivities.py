@@ -205,14 +205,19 @@ def test_every_number_of_a_machine_is_named_once_with_the_unit_of_its_source(loa
     machine = perfmodel.load_chip("h100").machine
     count = sum(np.size(leaf) for leaf in jax.tree.leaves(machine))
     names = [str(name) for name in loaded.input.values]
-    assert len(set(names)) == len(names) == count + 7 + len(KERNELS) + 4
+    engine = len(jax.tree.leaves(perfmodel.load_engine("neutral").engine))
+    # Speeds: products and expert products by kernel, two kinds of attention, vectors, links.
+    assert len(set(names)) == len(names) == count + engine + 2 * len(KERNELS) + 4
     units = dict(zip(names, loaded.unit.values, strict=True))
     known = {field.name: field.unit for field in (*datasheet.FIELDS, *CONSTANTS)}
     known["rent"] = "USD/s"
     for name, unit in units.items():
         assert known.get(name, unit) == unit, name
     # What a datasheet says, under its name; but for facts that timing does not read.
-    aside = {"cache_capacity", "server_power", "purchase", "memory_efficiency"}
+    aside = {
+        "cache_capacity", "chips_per_node", "server_power", "purchase", "server_purchase",
+        "manufacturing_cost", "rack_chips", "memory_efficiency",
+    }  # fmt: skip
     aside |= {f"gemm_efficiency_{kind}" for kind in KERNELS}
     assert {field.name for field in datasheet.FIELDS} - aside <= set(names)
     values = dict(zip(names, loaded.value.values, strict=True))

@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from perfmodel.cache import UNFUSED
 from perfmodel.chips import load_chip
 from perfmodel.engines import load_engine
 from perfmodel.formats import precision
@@ -23,13 +24,17 @@ from perfmodel.plan import Load, Plan
 from perfmodel.relax import traced
 from perfmodel.serving import estimate
 
+# One process compiles the programs, for all tests of this file.
+pytestmark = pytest.mark.xdist_group("serving_accuracy")
+
 
 @functools.cache
 def errors() -> pd.DataFrame:
     """Returns the runs with the signed relative errors of TPOT and TTFT."""
     runs = pd.read_csv(Path(__file__).parent / "data" / "serving.csv")
     engine = traced(load_engine("neutral").engine)
-    program = jax.jit(jax.vmap(estimate, in_axes=(None, None, 0, 0, None, None, None)))
+    over = jax.vmap(estimate, in_axes=(None, None, 0, 0, None, None, None))
+    program = jax.jit(over, compiler_options=dict(UNFUSED))
     parts = []
     for (model, chip, weights), part in runs.groupby(["model", "chip", "weights"]):
         numbers = part.select_dtypes("number")

@@ -187,7 +187,7 @@ def test_order_of_deployments():
 
 
 def test_a_chip_without_known_server_counts_one_by_one():
-    row = size(chips=["l40s"], rate=0.1, slo_tpot=0.1).isel(deployment=0)
+    row = size(chips=["h200_nvl"], rate=0.1, slo_tpot=0.1).isel(deployment=0)
     assert row.node_chips == 1 and row.nodes == row.provisioned_chips == row.chips
     assert bool(np.isnan(row.server_power_w))
 
