@@ -180,7 +180,7 @@ def descend(
     kept = starts._replace(batch=low.batch, chunk=low.chunk)
     fixed = starts._replace(batch=high.batch, chunk=high.chunk)
     last = _rounded(run(starts, kept, fixed), order, batches, chunks, max_chips, 1)
-    plans = Designs(*map(np.concatenate, zip(around, last, strict=True)))
+    plans = Designs(*map(np.concatenate, zip(near, around, last, strict=True)))
     return Descended(plans, len(grid.tp), 2 * TARGETS * STEPS)
 
 
@@ -230,7 +230,8 @@ def _whole(layouts: np.ndarray, batch: np.ndarray, chunk: np.ndarray, most: int)
 def _scores(
     asked: Question, chip: int, kind: int, listed: Designs, axes: tuple[str, str]
 ) -> tuple[Designs, np.ndarray]:
-    """Returns the feasible plans and their gains on both axes, shape [2, plans]."""
+    """Returns the feasible plans, of no more requests than fit, and their gains on both axes,
+    shape [2, plans]."""
     kept, gains = [], []
     for part, found in blocks(asked, chip, kind, listed):
         size = part.stop - part.start
@@ -241,7 +242,11 @@ def _scores(
             good &= np.isfinite(value) & (value > 0.0)
             sign = 1.0 if results.BY_NAME[axis].better == "higher" else -1.0
             both.append(sign * np.log(np.where(value > 0.0, value, 1.0)))
-        kept.append(listed.take(part).take(good))
+        # Requests that wait for memory change neither rate nor TPOT: from as many as fit, the way
+        # down is not flat.
+        fit = np.maximum(np.asarray(found["admitted"])[:size][good], 1.0).astype(int)
+        own = listed.take(part).take(good)
+        kept.append(own._replace(batch=np.minimum(own.batch, fit)))
         gains.append(np.stack(both)[:, good])
     return Designs(*map(np.concatenate, zip(*kept, strict=True))), np.concatenate(gains, axis=1)
 
