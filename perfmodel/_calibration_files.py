@@ -176,7 +176,7 @@ def chosen(case: Case) -> bool:
         choice = EXPERT_CHOICE.get((case.system, kernel_kind(case)))
         return (case.framework, case.detail) == choice
     if case.kind == "all_reduce":
-        return case.detail != "nccl"
+        return (case.framework, case.detail) == ("trtllm", "custom")
     if case.kind in ("gather", "vector"):
         return True
     key = case.detail if case.kind == "matmul" else case.kind
@@ -282,6 +282,45 @@ def write_fit(path: Path, name: str, generation: str, records: Mapping[str, Reco
         lines.append(f"[sources.{source}]")
         lines += [f"{key} = {toml_value(value)}" for key, value in zip(keys, entry, strict=True)]
         lines.append("")
+    path.write_text("\n".join(lines), encoding="utf-8")
+
+
+_SETS = """\
+# Constants of every measured set of kernels, by chip, kind, framework and kernel: what predictions
+# of kernel tables take. Written by `python -m perfmodel.calibrate`; do not edit. Rows fitted and
+# held out, and errors, as in docs/accuracy.md; forms in perfmodel/machine.py.
+"""
+
+
+def write_sets(path: Path, cases: Sequence[Case]) -> None:
+    """Writes the constants of all sets but element-wise ones, which are no engine's."""
+    lines = [_SETS]
+    for case in cases:
+        if case.kind == "vector":
+            continue
+        middle, high, _ = case.score()
+        facts: dict[str, float | str] = {
+            "chip": case.chip,
+            "kind": case.kind,
+            "framework": case.framework,
+            "detail": case.detail,
+            "rows": int(case.seen.sum()),
+            "held_out": int(case.judged.sum()),
+            "error_median": middle,
+            "error_p90": high,
+        }
+        known = {k: v for k, v in facts.items() if isinstance(v, str) or np.isfinite(v)}
+        lines += ["[[set]]", *(f"{key} = {toml_value(value)}" for key, value in known.items())]
+        if case.cache[1] > 1.0:
+            # Operands that stay in the last-level cache between repeats, and how much faster.
+            lines.append(f"cache_bytes = {toml_value(case.cache[0])}")
+            lines.append(f"cache_speed = {toml_value(case.cache[1])}")
+        if case.kind == "context":
+            # Kernels that multiply in 8 bits whenever the cache is, whatever the table says.
+            told = case.rows["attn_dtype"] == "fp8"
+            lines.append(f"narrow_by_cache = {int(np.any(case.table.columns['narrow'] != told))}")
+        values = (f"{name} = {toml_value(value)}" for name, value in case.constants.items())
+        lines += [f"constants = {{ {', '.join(values)} }}", ""]
     path.write_text("\n".join(lines), encoding="utf-8")
 
 

@@ -197,6 +197,8 @@ class Case:
         seen, judged: masks of rows that are fitted, and that give the published errors.
         kept: all rows held out, those outside the stated range included.
         constants, predicted: the result; seconds for every row.
+        cache: where operands stay in the last-level cache between repeats, up to how many bytes
+            [B], and how much faster than from memory they are; (0, 1) elsewhere.
     """
 
     kind: str
@@ -210,6 +212,7 @@ class Case:
     kept: np.ndarray
     constants: dict[str, float] = dataclasses.field(default_factory=dict)
     predicted: np.ndarray = dataclasses.field(default_factory=lambda: np.empty(0))
+    cache: tuple[float, float] = (0.0, 1.0)
 
     @property
     def chip(self) -> str:

@@ -488,7 +488,7 @@ def predict(
 
             found = predict_kernels(operators or "")
         if out is not None:
-            _write_csv(found.frame, out)
+            _write_table(found.frame, out)
     if json:
         _print_json(found.told())
         return
@@ -499,10 +499,14 @@ def predict(
         report.write(f"wrote {out}")
 
 
-def _write_csv(frame: Any, path: Path) -> None:
+def _write_table(frame: Any, path: Path) -> None:
+    """Writes a frame as Parquet where the name says so, else as CSV."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        frame.to_csv(path, index=False)
+        if path.suffix.lower() in (".parquet", ".pq"):
+            frame.to_parquet(path, index=False)
+        else:
+            frame.to_csv(path, index=False)
     except OSError as error:
         reason = error.strerror or error
         raise InputError(f"{shorten(path, 120)}: cannot be written ({reason})") from None

@@ -1,7 +1,8 @@
 """Predictions of tables of measured kernels: matrix products, attention, links and experts.
 
 Every row goes through the function that times the same operator inside a step, on its chip of the
-catalogue. What kind of kernel a table holds is told by its columns.
+catalogue, with the constants of the row's framework where they were fitted. What kind of kernel a
+table holds is told by its columns.
 """
 
 import dataclasses
@@ -16,6 +17,7 @@ import pandas as pd
 from jax import Array
 
 from perfmodel import question
+from perfmodel._expert_rows import expert_columns, expert_seconds
 from perfmodel._rows import (
     OK,
     Column,
@@ -29,6 +31,7 @@ from perfmodel._rows import (
     text,
 )
 from perfmodel.chips import Chip
+from perfmodel.chips.sets import kernel_sets
 from perfmodel.deployments import find_chip
 from perfmodel.errors import InputError, nearest, shorten
 from perfmodel.fabric import links
@@ -40,10 +43,7 @@ from perfmodel.machine import (
     decode_attention_parts,
     matmul_parts,
 )
-from perfmodel.models.mlp import MixtureOfExperts
 from perfmodel.operators import KERNELS, Attention, Matmul
-from perfmodel.step import Shard, Step
-from perfmodel.timing import usage
 from perfmodel.units import MILLISECOND
 
 BLOCK = 8192
@@ -77,7 +77,9 @@ class Kind:
     """A kind of table: the columns that tell it, those it reads, and its time [s] of a row.
 
     `resolve` turns the words of a row into numbers, or fails saying why there are none; `kernel`
-    are the columns of words that name a row's kernel in a summary.
+    are the columns of words that name a row's kernel in a summary; `sets`, which kinds of fitted
+    sets it takes, by the part of `Machine` that they fill, and `detail` the columns that name one;
+    `load` makes further columns of numbers and words.
     """
 
     name: str
@@ -85,6 +87,9 @@ class Kind:
     kernel: tuple[str, ...]
     resolve: Callable[..., tuple[float, ...]]
     seconds: Callable[[Machine, Mapping[str, Array]], Array]
+    sets: Mapping[str, str]
+    detail: tuple[str, ...]
+    load: Callable[..., Mapping[str, np.ndarray]] | None = None
 
 
 def _whole(*names: str) -> dict[str, Column]:
@@ -120,7 +125,15 @@ def _matmul_seconds(machine: Machine, row: Mapping[str, Array]) -> Array:
         weight_bytes=weight, activation_bytes=activation, column_bytes=column,
         kernel=jnp.stack(kernel),
     )  # fmt: skip
-    return matmul_parts(op, Rank(machine)).total
+    return matmul_parts(op, _warm(machine, row, op.memory_bytes())).total
+
+
+def _warm(machine: Machine, row: Mapping[str, Array], size: Any) -> Rank:
+    """Returns a rank whose memory is a cache where a row's operands stay in it between repeats."""
+    speed = jnp.where(size < row["cache_bytes"], row["cache_speed"], 1.0)
+    memory = machine.memory
+    memory = dataclasses.replace(memory, bandwidth=memory.bandwidth * speed)
+    return Rank(dataclasses.replace(machine, memory=memory))
 
 
 def _attention_words(chip: Chip, arithmetic: str, cache: str) -> tuple[float, ...]:
@@ -149,8 +162,9 @@ def _attention_seconds(machine: Machine, row: Mapping[str, Array]) -> Array:
         **shape,
     )  # fmt: skip
     single = (queries <= 1.0) & (row["step"] > 0.0)
+    warm = _warm(machine, row, decode.memory_bytes())
     return jnp.where(
-        single, decode_attention_parts(decode, rank).total,
+        single, decode_attention_parts(decode, warm).total,
         context_attention_parts(context, rank).total,
     )  # fmt: skip
 
@@ -175,30 +189,27 @@ def _collective_seconds(machine: Machine, row: Mapping[str, Array]) -> Array:
     return listed[op.astype(int)]
 
 
-def _expert_words(chip: Chip, dtype: str, source: str) -> tuple[float, ...]:
+def _expert_words(chip: Chip, dtype: str, source: str, distribution: str) -> tuple[float, ...]:
     names = _formats(chip, dtype)
     p = precision_numbers(names)
-    gates = 1.0 if "nongated" in source else 2.0
-    return (gates, p.weight_bytes, p.activation_bytes, p.column_bytes, *_one_hot(names.kernel))
+    return (p.weight_bytes, p.activation_bytes, p.column_bytes, *_one_hot(names.kernel))
+
+
+def _expert_load(
+    numbers: Mapping[str, np.ndarray], words: Mapping[str, np.ndarray]
+) -> Mapping[str, np.ndarray]:
+    """Returns the columns of expert layers at the load of their routing; balanced by default."""
+    even = numbers["num_experts"] % numbers["moe_ep_size"] == 0
+    drawn = np.char.startswith(words["distribution"].astype(str), "power_law_") & even
+    routing = np.where(drawn, words["distribution"], "balanced")
+    named = {"distribution": routing, "kernel_source": words["source"]}
+    return expert_columns(pd.DataFrame({**numbers, **named}))
 
 
 def _expert_seconds(machine: Machine, row: Mapping[str, Array]) -> Array:
-    gates, weight, activation, column, *kernel = row["words"]
-    plain = precision_numbers(precision_name())
-    formats = dataclasses.replace(
-        plain, expert_weight_bytes=weight, expert_activation_bytes=activation,
-        expert_column_bytes=column, expert_kernel=jnp.stack(kernel),
-    )  # fmt: skip
-    experts = MixtureOfExperts(
-        experts=row["num_experts"], top_k=row["topk"], intermediate=row["inter_size"], gates=gates
-    )
-    ranks = row["moe_tp_size"] * row["moe_ep_size"]
-    shard = Shard(ranks=ranks, expert_ranks=row["moe_ep_size"])
-    ops = experts.operators(row["hidden_size"], Step(row["num_tokens"], 1.0), shard, formats)
-    rank = Rank(machine)
-    # The table's kernels are those of the experts alone: no router, no links.
-    own = [usage(op, rank).seconds for op in ops if op.name.startswith("expert_")]
-    return jnp.sum(jnp.stack([jnp.asarray(seconds) for seconds in own]))
+    weight, activation, column, *kernel = row["words"]
+    named = {"weight_bytes": weight, "activation_bytes": activation, "column_bytes": column}
+    return expert_seconds({**row, **named}, jnp.stack(kernel), machine)
 
 
 _OPTIONAL = {
@@ -211,20 +222,25 @@ KINDS: tuple[Kind, ...] = (
          {**_whole("num_tokens", "hidden_size", "inter_size", "topk", "num_experts",
                    "moe_tp_size", "moe_ep_size"),
           "dtype": text("format", "moe_dtype", required=True),
-          "source": text("kernel", "kernel_source")},
-         ("dtype",), _expert_words, _expert_seconds),
+          "source": text("kernel", "kernel_source"),
+          "distribution": text("routing: balanced [default] or power_law_<exponent>",
+                               "distribution")},
+         ("dtype",), _expert_words, _expert_seconds, {"experts": "experts"},
+         ("dtype", "source"), _expert_load),
     Kind("attention",
          {**_whole("batch_size", "isl", "num_heads", "num_kv_heads", "head_dim"), **_OPTIONAL,
           "dtype": text("arithmetic", "attn_dtype"),
           "cache": text("format of the cache", "kv_cache_dtype", required=True)},
-         ("cache",), _attention_words, _attention_seconds),
+         ("cache",), _attention_words, _attention_seconds,
+         {"decode": "decode", "context": "context"}, ()),
     Kind("matmul",
          {**_whole("m", "n", "k"), "dtype": text("format", "gemm_dtype", required=True)},
-         ("dtype",), _matmul_words, _matmul_seconds),
+         ("dtype",), _matmul_words, _matmul_seconds, {"matmul": "kernels"}, ("dtype",)),
     Kind("collective",
          {**_whole("message_bytes", "num_gpus"), "op": text("collective", "op", required=True),
           "library": text("library", "library")},
-         ("op", "library"), _collective_words, _collective_seconds),
+         ("op", "library"), _collective_words, _collective_seconds, {"all_reduce": "fabric"},
+         ("library",)),
 )  # fmt: skip
 """Kinds of tables, in the order they are tried: by the columns that all rows must have."""
 
@@ -284,12 +300,25 @@ def predict_kernels(source: TableLike) -> Predictions:
             for n, f in kind.fields.items()
             if f.number
         }
-        good = reader.status == ""
-        for which in np.unique(chip[good]):
-            rows = np.flatnonzero(good & (chip == which))
+        good = np.flatnonzero(reader.status == "")
+        makers = reader.texts("framework") if "framework" in table.given else None
+        named = [words[name][good] for name in kind.detail]
+        keys = pd.DataFrame({"chip": chip[good], **dict(enumerate(named))})
+        keys["maker"] = "" if makers is None else makers[good]
+        for _, part in keys.groupby(list(keys.columns), sort=False):
+            rows, one = good[part.index.to_numpy()], part.iloc[0]
             columns = {name: value[rows] for name, value in numbers.items()}
+            if kind.load is not None:
+                columns |= kind.load(columns, {n: value[rows] for n, value in words.items()})
             columns["words"] = np.asarray(resolved, float)[place[rows]]
-            seconds[rows] = _evaluate(kind, chips[which], columns, len(rows))
+            detail = " ".join(str(one[i]) for i in range(len(named)))
+            machine, how = _fitted(kind, chips[int(one["chip"])], str(one["maker"]), detail)
+            for name, neutral in (("cache_bytes", 0.0), ("cache_speed", 1.0)):
+                columns[name] = np.full(len(rows), float(how.get(name, neutral)))
+            if how.get("narrow_by_cache"):
+                # An 8-bit cache is multiplied in 8 bits, whatever the table says.
+                columns["words"][:, 1] = columns["words"][:, 0] == 1.0
+            seconds[rows] = _evaluate(kind, machine, columns, len(rows))
     status = np.where(reader.status == "", OK, reader.status)
     added: dict[str, np.ndarray] = {PREDICTED: seconds / MILLISECOND}
     if "latency_ms" in table.given:
@@ -304,9 +333,29 @@ def predict_kernels(source: TableLike) -> Predictions:
     return Predictions(frame, table.lines, labels, tuple(name for name in added if name == ERROR))
 
 
-def _evaluate(kind: Kind, chip: Chip, columns: Mapping[str, np.ndarray], count_: int) -> np.ndarray:
+def _fitted(kind: Kind, chip: Chip, maker: str, detail: str) -> tuple[Machine, Mapping[str, float]]:
+    """Returns a chip's machine with the constants of an engine's kernels where they were fitted,
+    and what is told of how their table was measured."""
+    machine, how = chip.machine, {}
+    for name, part in kind.sets.items():
+        found = kernel_sets().get((chip.name, name, maker, detail))
+        if found is None:
+            continue
+        old = getattr(machine, part)
+        fields = {
+            field: jnp.full_like(getattr(old, field), value)
+            for field, value in found["constants"].items()
+        }
+        machine = dataclasses.replace(machine, **{part: dataclasses.replace(old, **fields)})
+        how |= {key: value for key, value in found.items() if key != "constants"}
+    return machine, how
+
+
+def _evaluate(
+    kind: Kind, chip: Machine, columns: Mapping[str, np.ndarray], count_: int
+) -> np.ndarray:
     real = question.real()
-    machine = question.numbers(chip.machine)
+    machine = question.numbers(chip)
     program = _program(KINDS.index(kind))
     found = np.empty(count_)
     for start in range(0, count_, BLOCK):

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from perfmodel._expert_fits import expert_columns, expert_seconds
+from perfmodel._expert_rows import expert_columns, expert_seconds
 from perfmodel._measurements import EXPERT_FORMATS, one_hot
 from perfmodel.chips import load_chip
 from perfmodel.fabric import all_gather_seconds, all_reduce_seconds, all_to_all_seconds
@@ -24,6 +24,9 @@ from perfmodel.machine import (
     matmul_parts,
 )
 from perfmodel.operators import KERNELS, Attention, Matmul
+
+# One process evaluates the sample, for all tests of this file.
+pytestmark = pytest.mark.xdist_group("accuracy")
 
 # Source dtype: kernel, bytes of a weight, of an activation, per output column.
 FORMATS = {
@@ -98,7 +101,11 @@ def errors() -> pd.DataFrame:
     layers = known["operator"] == "experts"
     for (chip, dtype), part in known[layers].groupby(["chip", "moe_dtype"]):
         form = EXPERT_FORMATS[dtype]
-        columns = expert_columns(part, form)
+        columns = expert_columns(part) | {
+            "weight_bytes": form.weight_bytes,
+            "activation_bytes": form.activation_bytes,
+            "column_bytes": form.column_bytes,
+        }
         kernel, machine = one_hot(form.kind), load_chip(chip).machine
         predicted[part.index] = np.asarray(expert_seconds(columns, kernel, machine))
     for index, row in known[~layers].iterrows():
