@@ -27,7 +27,7 @@ from perfmodel.models.transformer import Model
 from perfmodel.plan import Engine, Limits, Load, Plan
 from perfmodel.serving import Estimate
 
-MODEL, CHIP, FORMAT = "llama-3.3-70b", "h100", "fp8"
+MODEL, MIXTURE, CHIP, FORMAT = "llama-3.3-70b", "qwen3-235b-a22b", "h100", "fp8"
 BLOCKS = 25
 COUNT = BLOCKS * BLOCK
 
@@ -45,12 +45,12 @@ class Fixed(NamedTuple):
     limits: Limits
 
 
-def fixed() -> Fixed:
+def fixed(model: str = MODEL) -> Fixed:
     """Returns what the designs are evaluated on."""
     jax.config.update("jax_enable_compilation_cache", False)
     parts = (
         load_chip(CHIP).machine,
-        load_model(MODEL).model,
+        load_model(model).model,
         precision(FORMAT),
         load_engine("neutral").engine,
         Limits(ttft=5.0, tpot=0.05),
@@ -58,16 +58,22 @@ def fixed() -> Fixed:
     return Fixed(*jax.device_put(question.numbers(parts)))
 
 
-def random_designs() -> list[tuple[Plan, Load]]:
-    """Returns blocks of plans and loads, every variable drawn anew in each."""
+def random_designs(mixture: bool = False) -> list[tuple[Plan, Load]]:
+    """Returns blocks of plans and loads, every variable drawn anew in each.
+
+    Those of a `mixture` of experts have expert ranks and attention groups, too.
+    """
     draw = np.random.default_rng(0)
 
     def spread(low: float, high: float) -> np.ndarray:
         return np.round(np.exp(draw.uniform(np.log(low), np.log(high), COUNT)))
 
     one = np.ones(COUNT)
+    doubled = draw.integers(0, 5, COUNT)
     plan = Plan(
-        chips=2.0 ** draw.integers(0, 5, COUNT),
+        attention_dp=2.0 ** draw.integers(0, doubled + 1) if mixture else None,
+        expert_ranks=2.0 ** draw.integers(0, doubled + 1) if mixture else None,
+        chips=2.0**doubled,
         stages=one,
         batch=spread(1, 1024),
         chunk=2.0 ** draw.integers(9, 14, COUNT),

@@ -7,7 +7,7 @@ import numpy as np
 from jax import Array
 
 from benchmarks import _engine
-from benchmarks._engine import BLOCK, CHIP, COUNT, FAST, FORMAT, MODEL, Fixed
+from benchmarks._engine import BLOCK, CHIP, COUNT, FAST, FORMAT, MIXTURE, MODEL, Fixed
 from benchmarks._measure import repeated, timed
 from benchmarks._report import Result
 from perfmodel import question
@@ -17,6 +17,7 @@ from perfmodel.formats import precision_name
 from perfmodel.plan import Load, Plan
 
 _BUDGET = 10e6
+_MIXTURE_BUDGET = 3e6
 
 
 def evaluate(plans: Plan, loads: Load, shared: Fixed) -> dict[str, Array]:
@@ -40,6 +41,7 @@ def run(quick: bool) -> Iterator[Result]:
     note = _difference(plain.call(*example), fast.call(*example))
     spent = _engine.speed(fast.call, listed, (shared,), repeats)
     yield _engine.rate("estimates, XLA fast math", spent, _BUDGET, note)
+    yield _mixture(builds, repeats)
     yield _search(repeats)
     yield _engine.start("trace and lower", plain)
     note = f"{plain.compile.cpu:.2f} CPU-seconds; with fast math {fast.compile.wall:.2f} s"
@@ -57,6 +59,15 @@ def _difference(one: dict[str, Array], other: dict[str, Array]) -> str:
     name = max(worst, key=worst.__getitem__)
     median = float(np.median(list(worst.values())))
     return f"differs by at most {worst[name]:.0e} ({name}; the median output {median:.0e})"
+
+
+def _mixture(builds: int, repeats: int) -> Result:
+    """Returns the rate for a mixture of experts, with expert ranks and attention groups."""
+    shared, listed = _engine.fixed(MIXTURE), _engine.random_designs(mixture=True)
+    program = _engine.build(evaluate, (*listed[0], shared), {}, builds)
+    spent = _engine.speed(program.call, listed, (shared,), repeats)
+    note = f"{MIXTURE}, EP and attention groups; compile {program.compile.wall:.1f} s"
+    return _engine.rate("estimates, mixture of experts", spent, _MIXTURE_BUDGET, note)
 
 
 def _search(repeats: int) -> Result:

@@ -197,12 +197,17 @@ def kinked(where: dict[str, Any]) -> list[int]:
     """Returns the inputs that stand on kinks of their own: whole ranks, one stage or request.
 
     Two ranks share one link of a mesh, eight fill a domain, kv heads are replicated from their
-    number on: several slopes meet there, and each kink takes one of its two.
+    number on: several slopes meet there, and each kink takes one of its two. Within a step of a
+    kink, differences straddle it.
     """
-    kinks = [index_of(3, "stages")] if where["stages"] == 1.0 else []
-    if where["batch"] in (1.0, where["stages"]):
+
+    def near(a: float, b: float) -> bool:
+        return abs(a - b) <= 4.0 * STEP * max(abs(a), abs(b))
+
+    kinks = [index_of(3, "stages")] if near(where["stages"], 1.0) else []
+    if near(where["batch"], 1.0) or near(where["batch"], where["stages"]):
         kinks += [index_of(3, "batch"), index_of(3, "stages")]
-    if where["tp"] % 1.0 == 0.0:
+    if near(where["tp"], round(where["tp"])):
         kinks += [index_of(3, "chips"), index_of(3, "stages"), domain_index()]
     return kinks
 
