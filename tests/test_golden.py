@@ -1,4 +1,4 @@
-"""Numbers of this version, to the fourth digit: what moves is told in CHANGELOG.md under Numbers."""
+"""Numbers of this version to four digits: what moves is told in CHANGELOG.md under Numbers."""
 
 import pytest
 
@@ -7,9 +7,12 @@ import perfmodel
 # model, chip, plan; then TTFT [s], TPOT [s], output tokens/s per chip, memory of a chip [B], board
 # power [W]. Not right by being here: only the same as when last looked at.
 GOLDEN = [
-    ("llama-3.3-70b", "h100", dict(tp=8, batch=32), (0.277125, 0.0212432, 186.054, 2.56671e+10, 4158.01)),
-    ("llama-3.1-8b", "mi300x", dict(batch=64, weights="fp8"), (0.120351, 0.014411, 4408.66, 3.01912e+10, 572.492)),
-    ("gpt-oss-120b", "b200", dict(tp=2, batch=64, engine="vllm"), (0.135318, 0.0170301, 1866.07, 4.02482e+10, 1097.22)),
+    ("llama-3.3-70b", "h100", dict(tp=8, batch=32),
+     (0.277125, 0.0212432, 186.054, 2.56671e+10, 4158.01)),
+    ("llama-3.1-8b", "mi300x", dict(batch=64, weights="fp8"),
+     (0.120351, 0.014411, 4408.66, 3.01912e+10, 572.492)),
+    ("gpt-oss-120b", "b200", dict(tp=2, batch=64, engine="vllm"),
+     (0.135318, 0.0170301, 1866.07, 4.02482e+10, 1097.22)),
     ("qwen3-235b-a22b", "h200", dict(tp=8, ep=8, attention_dp=8, batch=256, weights="fp8"),
      (0.677987, 0.0422419, 746.309, 5.19229e+10, 3618.42)),
 ]  # fmt: skip
