@@ -112,9 +112,10 @@ class Lowered:
         self, body: Body, graph: "_Graph", step: Step, count: Size, given: set[int]
     ) -> Matmul:
         left, right = step.inputs[:2]
-        operands = [_operand(body, number) for number in (left, right)]
+        operands = [_operand(body, left), _operand(body, right)]
         result = body.values[step.outputs[0]]
-        sizes, experts = _PRODUCTS[step.primitive](step, *operands, result)
+        make = _PRODUCTS[step.primitive]
+        sizes, experts = make(step, operands[0], operands[1], result)
         groups, rows, columns, inner = sizes
         # Of two operands the weights are the one that the program was given, else the second.
         are_given = [n is not None and graph.root(n) in given for n in (left, right)]
@@ -501,9 +502,9 @@ def _collectives(body: Body, step: Step, count: Size) -> list[Operator]:
     values = [_operand(body, number) for number in messages]
     return [
         Collective(
-            step.primitive,
-            step.where,
             kind,
+            step.where,
+            kind=kind,
             rows=1,
             width=value.elements,
             ranks=ranks,

@@ -72,10 +72,10 @@ def _import(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except Exception as error:
-        missing = isinstance(error, ModuleNotFoundError) and error.name is not None
-        if missing and (name == error.name or name.startswith(f"{error.name}.")):
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing and f"{name}.".startswith(f"{missing}."):
             raise InputError(
-                f"--trace: no module named {shorten(error.name)!r} here or installed"
+                f"--trace: no module named {shorten(missing)!r} here or installed"
             ) from None
         reason = shorten(" ".join(f"{type(error).__name__}: {error}".split()), 200)
         raise InputError(f"--trace: importing {shorten(name)} raised {reason}") from error

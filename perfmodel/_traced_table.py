@@ -73,7 +73,7 @@ def traced_table(dataset: "xr.Dataset") -> "Group":
         moved = max(float(row["memory_bytes"]), float(row["wire_bytes"]))
         table.add_row(
             str(row["name"]), shorten(row["group"], 30), str(row["kernel"]), _shape(row),
-            f"{row['count']:g}", si(row["flops"]) if row["flops"] else "", si(moved),
+            f"{row['count']:g}", si(float(row["flops"])) if row["flops"] else "", si(moved),
             _labels.duration(float(row["seconds_each"])), f"{row['share']:.1%}",
             _PARTS[max(_PARTS, key=lambda part: float(row[part]))],
         )  # fmt: skip

@@ -13,7 +13,7 @@ from fractions import Fraction
 from typing import Any
 
 from perfmodel.errors import InputError, nearest, shorten
-from perfmodel.relax import floor, inverse, maximum, minimum
+from perfmodel.relax import as_real, floor, inverse, maximum, minimum
 
 Size = Any
 """A Python integer or fraction, or an `Expression`."""
@@ -174,7 +174,7 @@ def _apply(operation: str, left: Any, right: Any) -> Any:
         if operation == "/":
             return plain(Fraction(left) / right)
         return left // right if operation == "//" else left % right
-    quotient = left * inverse(right)
+    quotient = as_real(left) * inverse(right)
     if operation == "/":
         return quotient
     down = floor(quotient)

@@ -7,7 +7,6 @@ is in `perfmodel._lowering` (fusion, views, constants) and `docs/trace.md` (what
 
 import collections
 import dataclasses
-import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
@@ -281,20 +280,18 @@ def trace(function: Callable[..., Any], *shapes: Any) -> Traced:
         raise InputError(f"trace: {shorten(function)} is no function")
     name = _name_of(function)
     # A module is a pytree of its arrays; so is everything it is called with.
-    itself = () if inspect.isroutine(function) or inspect.isclass(function) else function
-    leaves, structure = jax.tree.flatten((itself, shapes))
-    owners = [0] * len(jax.tree.leaves(itself))
+    leaves, structure = jax.tree.flatten((function, shapes))
+    is_parameter = [True] * len(jax.tree.leaves(function))
     for argument in shapes:
-        bare = _jaxpr.is_array(argument)
-        owners += [1 if bare else 0] * len(jax.tree.leaves(argument))
+        is_parameter += [not _jaxpr.is_array(argument)] * len(jax.tree.leaves(argument))
     arrays = [i for i, leaf in enumerate(leaves) if _jaxpr.is_array(leaf)]
 
     def run(*given: Any) -> list[Any]:
         filled = list(leaves)
         for i, value in zip(arrays, given, strict=True):
             filled[i] = value
-        own, arguments = jax.tree.unflatten(structure, filled)
-        out = (function if itself == () else own)(*arguments)
+        itself, arguments = jax.tree.unflatten(structure, filled)
+        out = itself(*arguments)
         return [leaf for leaf in jax.tree.leaves(out) if _jaxpr.is_array(leaf) or _is_number(leaf)]
 
     try:
@@ -304,7 +301,7 @@ def trace(function: Callable[..., Any], *shapes: Any) -> Traced:
     except Exception as error:
         reason = " ".join(str(error).split())
         raise InputError(f"{name} raised {type(error).__name__}: {shorten(reason, 240)}") from error
-    own = [owners[i] == 0 for i in arrays]
+    own = [is_parameter[i] for i in arrays]
     numbers = body.inputs[len(captured) :]
     parameters = [n for n, mine in zip(numbers, own, strict=True) if mine]
     parameters += body.inputs[: len(captured)]
