@@ -7,7 +7,9 @@ custom derivatives, shard_map) are written out in place; loops and branches keep
 """
 
 import dataclasses
+import functools
 import math
+import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -101,11 +103,13 @@ def _size(dimension: Any) -> Size:
     """Returns a dimension as an integer, or as an expression where it is symbolic."""
     if isinstance(dimension, core.Var):
         raise NotImplementedError("a shape that depends on data")
-    try:
-        return int(dimension)
-    except Exception:
-        # JAX prints symbolic dimensions in the syntax in which it reads them, and promises to.
-        return parse(str(dimension))
+    if isinstance(dimension, int) or hasattr(dimension, "__index__"):
+        return operator.index(dimension)
+    # JAX prints symbolic dimensions in the syntax in which it reads them, and promises to.
+    return _parsed(str(dimension))
+
+
+_parsed = functools.lru_cache(maxsize=4096)(parse)
 
 
 def record(

@@ -189,6 +189,7 @@ class _Graph:
     def __init__(self, body: Body) -> None:
         self.body = body
         self.kinds = [_kind(body, step) for step in body.steps]
+        self.fused = {i for i, kind in enumerate(self.kinds) if kind in _FUSED}
         self.source: dict[int, int | None] = {}
         self.producer: dict[int, int] = {}
         self.depths: dict[int, int] = {}
@@ -288,8 +289,7 @@ def _fusion(body: Body, graph: _Graph, members: list[int], count: Size) -> list[
     constant = made & graph.constant
     if constant:
         # What depends on no data is made where it is read, unless a kernel of its own reads it.
-        fused = {i for i, kind in enumerate(graph.kinds) if kind in _FUSED}
-        written = [n for n in written if graph.users[n] - fused]
+        written = [n for n in written if graph.users[n] - graph.fused]
     values = [body.values[n] for n in sorted(written)]
     if not values or all(value.elements == 1 for value in values):
         scalar_only = all(body.values[n].elements == 1 for n in read)

@@ -7,6 +7,7 @@ is in `perfmodel._lowering` (fusion, views, constants) and `docs/trace.md` (what
 
 import collections
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
@@ -19,6 +20,7 @@ import xarray as xr
 
 from perfmodel import _jaxpr, question, results, symbols
 from perfmodel._lowering import Choice, Lowered, Node
+from perfmodel.cache import UNFUSED
 from perfmodel.errors import InputError, shorten
 from perfmodel.evaluation import PARTS, SHAPES
 from perfmodel.machine import Machine, Rank, Usage
@@ -370,41 +372,45 @@ def _map(node: Any, function: Callable[[Any], Any]) -> Any:
 
 
 def _bounds(nodes: Sequence[Node]) -> tuple[Operators, Operators]:
-    """Returns the operators with the dearest and with the cheapest branches."""
-    return _merge(_flat(nodes, 1, max)), _merge(_flat(nodes, 1, min))
+    """Returns the operators with the dearest and with the cheapest branches, equal ones as one."""
+    dearest = _merge(_flat(nodes, 1, max))
+    chosen = any(isinstance(node, Choice) for node in nodes)
+    return dearest, _merge(_flat(nodes, 1, min)) if chosen else dearest
 
 
-def _flat(nodes: Sequence[Node], count: Size, choose: Callable[..., Any]) -> list[Operator]:
-    found: list[Operator] = []
+def _flat(
+    nodes: Sequence[Node], count: Size, choose: Callable[..., Any]
+) -> list[tuple[Operator, Size]]:
+    """Returns operators and how often they run, with one branch of every choice."""
+    found: list[tuple[Operator, Size]] = []
     for node in nodes:
         if isinstance(node, Choice):
             branches = [_flat(branch, 1, choose) for branch in node.branches]
-            found += _flat(choose(branches, key=_cost), count * node.count, choose)
+            runs = count * node.count
+            found += [(op, times * runs) for op, times in choose(branches, key=_cost)]
         else:
-            found.append(dataclasses.replace(node, count=node.count * count))
+            found.append((node, node.count * count))
     return found
 
 
-def _cost(operators: Sequence[Operator]) -> tuple[Any, Any]:
-    sums = [total(tuple(operators), quantity) for quantity in ("flops", "memory_bytes")]
+def _cost(operators: Sequence[tuple[Operator, Size]]) -> tuple[Any, Any]:
+    sums = [
+        sum(times * getattr(op, quantity)() for op, times in operators)
+        for quantity in ("flops", "memory_bytes")
+    ]
     known = [symbols.evaluate(s, dict.fromkeys(symbols.names(s), _GUESS)) for s in sums]
     return known[0], known[1]
 
 
-def _merge(operators: Sequence[Operator]) -> Operators:
-    """Returns each different operator once, with the sum of its counts."""
-    merged: dict[Any, Operator] = {}
-    for op in operators:
-        fields = (
-            (field.name, _comparable(getattr(op, field.name)))
-            for field in dataclasses.fields(op)
-            if field.name != "count"
-        )
-        key = (type(op), *fields)
-        if key in merged:
-            op = dataclasses.replace(op, count=merged[key].count + op.count)
-        merged[key] = op
-    return tuple(merged.values())
+def _merge(operators: Sequence[tuple[Operator, Size]]) -> Operators:
+    """Returns each different operator once, with the sum of its executions."""
+    merged: dict[Any, tuple[Operator, Size]] = {}
+    for op, times in operators:
+        fields = vars(op).items()
+        key = (type(op), *((name, _comparable(v)) for name, v in fields if name != "count"))
+        first, before = merged.get(key, (op, 0))
+        merged[key] = first, before + times
+    return tuple(dataclasses.replace(op, count=times) for op, times in merged.values())
 
 
 def _comparable(value: Any) -> Any:
@@ -414,7 +420,7 @@ def _comparable(value: Any) -> Any:
 # ---- Times ----
 
 
-@jax.jit
+@functools.partial(jax.jit, compiler_options=dict(UNFUSED))
 def _usages(machine: Machine, stacked: Operator) -> Usage:
     return jax.vmap(lambda op: usage(op, Rank(machine)))(stacked)
 

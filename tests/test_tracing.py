@@ -1,5 +1,6 @@
 """Traced functions: counts by hand, every kind of primitive, symbolic sizes, times, errors."""
 
+import functools
 import time
 import tracemalloc
 
@@ -159,6 +160,33 @@ def test_remat_runs_the_forward_products_again() -> None:
     assert again.matmul_flops == 4 * product
     # Where the value is not asked for, the first forward pass is dead, and XLA drops it.
     assert trace(jax.grad(loss(jax.checkpoint(layer))), *args).matmul_flops == 3 * product
+
+
+def test_calls_of_every_kind_are_written_out() -> None:
+    @jax.custom_vjp
+    def square(x):
+        return x @ x
+
+    square.defvjp(lambda x: (square(x), x), lambda x, g: (g @ x.T + x.T @ g,))
+    calls = (
+        square, jax.jit(square), jax.checkpoint(square), jax.named_call(square, name="square"),
+        eqx.filter_jit(square), functools.partial(lambda n, x: square(x) * n, 2.0),
+    )  # fmt: skip
+    for call in calls:
+        assert trace(call, f32(4, 4)).matmul_flops == 2 * 4**3
+        assert trace(lambda x, call=call: call(call(x)), f32(4, 4)).matmul_flops == 4 * 4**3
+    backward = trace(jax.grad(lambda x: square(x).sum()), f32(4, 4))
+    assert backward.matmul_flops == 2 * 2 * 4**3
+    relu = trace(jax.nn.relu, f32(4, 4))
+    assert [(op.name, op.flops()) for op in relu.operators] == [("elementwise", 16)]
+
+
+def test_nothing_to_do() -> None:
+    found = trace(lambda x: x.T, f32(4, 2))
+    assert (found.operators, found.flops, found.output_bytes) == ((), 0, 32)
+    assert float(found.on("h100")["time_s"]) == 0.0
+    empty = trace(lambda x, w: x @ w, f32(0, 4), f32(4, 4))
+    assert empty.matmul_flops == 0
 
 
 def test_products_of_groups() -> None:
