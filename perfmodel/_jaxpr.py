@@ -105,7 +105,7 @@ def _size(dimension: Any) -> Size:
         raise NotImplementedError("a shape that depends on data")
     if isinstance(dimension, int) or hasattr(dimension, "__index__"):
         return operator.index(dimension)
-    # JAX prints symbolic dimensions in the syntax in which it reads them, and promises to.
+    # JAX prints symbolic dimensions in the syntax in which it reads them.
     return _parsed(str(dimension))
 
 

@@ -7,7 +7,6 @@ is in `perfmodel._lowering` (fusion, views, constants) and `docs/trace.md` (what
 
 import collections
 import dataclasses
-import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
@@ -20,7 +19,6 @@ import xarray as xr
 
 from perfmodel import _jaxpr, question, results, symbols
 from perfmodel._lowering import Choice, Lowered, Node
-from perfmodel.cache import UNFUSED
 from perfmodel.errors import InputError, shorten
 from perfmodel.evaluation import PARTS, SHAPES
 from perfmodel.machine import Machine, Rank, Usage
@@ -420,7 +418,7 @@ def _comparable(value: Any) -> Any:
 # ---- Times ----
 
 
-@functools.partial(jax.jit, compiler_options=dict(UNFUSED))
+@jax.jit
 def _usages(machine: Machine, stacked: Operator) -> Usage:
     return jax.vmap(lambda op: usage(op, Rank(machine)))(stacked)
 
