@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from perfmodel.sensitivities import sensitivity
     from perfmodel.serving import Estimate
     from perfmodel.sizing import size
+    from perfmodel.tracing import Traced, trace
 
     __version__: str
 
@@ -59,13 +60,15 @@ _HOME = {
     "sensitivity": "sensitivities",
     "Estimate": "serving",
     "size": "sizing",
+    "trace": "tracing",
+    "Traced": "tracing",
 }
 
 __all__ = [
     "Chip", "Engine", "EngineEntry", "Estimate", "Infeasible", "InputError", "Limits", "Load",
-    "Machine", "Model", "ModelEntry", "PerfmodelError", "Plan", "Precision", "__version__",
-    "enable_cache", "estimate", "frontier", "load_chip", "load_engine", "load_model",
-    "operator_table", "overlay", "precision", "predict", "sensitivity", "size",
+    "Machine", "Model", "ModelEntry", "PerfmodelError", "Plan", "Precision", "Traced",
+    "__version__", "enable_cache", "estimate", "frontier", "load_chip", "load_engine", "load_model",
+    "operator_table", "overlay", "precision", "predict", "sensitivity", "size", "trace",
 ]  # fmt: skip
 
 

@@ -123,3 +123,13 @@ def size(dataset: "xr.Dataset", files: Mapping[str, Any] | None = None) -> dict[
     if files:
         found["files"] = dict(files)
     return found
+
+
+def traced(dataset: "xr.Dataset") -> dict[str, Any]:
+    """Returns a traced function on a chip: totals, and its operators as a list."""
+    numbers = {
+        str(name): variable.values
+        for name, variable in dataset.variables.items()
+        if variable.ndim == 0
+    }
+    return {**dataset.attrs, **numbers, "operators": rows(dataset, "operator")}

@@ -166,8 +166,16 @@ def _start(
 @app.command()
 def estimate(
     context: typer.Context,
-    model: _ModelName,
-    chip: Annotated[str, typer.Argument(metavar="CHIP", help="Catalogue name, or a TOML file.")],
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="Catalogue name, config.json, or a folder with one; left out with --trace.",
+        ),
+    ],
+    chip: Annotated[
+        str | None, typer.Argument(metavar="CHIP", help="Catalogue name, or a TOML file.")
+    ] = None,
     tp: Annotated[int, typer.Option(help="Chips of a stage (tensor-parallel degree).")] = 1,
     pp: Annotated[int, typer.Option(help="Pipeline stages.")] = 1,
     ep: Annotated[int, typer.Option(help="Expert-parallel degree, of the TP chips.")] = 1,
@@ -208,6 +216,19 @@ def estimate(
         Path | None,
         typer.Option(metavar="DIR", help="Write sensitivity.nc, .png and .html there."),
     ] = None,
+    trace: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE:FUNCTION", help="Time a JAX function of your own on CHIP instead."
+        ),
+    ] = None,
+    shape: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SIZES:TYPE",
+            help="Argument of that function, as 8,4096:bf16 (repeat for more).",
+        ),
+    ] = None,
     json: _Json = False,
 ) -> None:
     """Tell what one design achieves and what binds it.
@@ -215,6 +236,13 @@ def estimate(
     Speed, throughput, memory, energy and cost of a model on chips at a plan. Exit status 3 where it
     does not fit or misses a limit.
     """
+    if trace is not None:
+        _estimate_function(context, trace, shape or [], model, json)
+        return
+    if shape:
+        raise InputError("--shape: it is of the function that --trace names")
+    if chip is None:
+        raise InputError("missing argument 'CHIP'")
     options: dict[str, Any] = dict(
         tp=tp, pp=pp, ep=ep, attention_dp=attention_dp, cp=cp, batch=batch, chunk=chunk,
         replicas=replicas, isl=isl, osl=osl,
@@ -251,6 +279,44 @@ def estimate(
             report.write("\n".join(f"wrote {path}" for path in files.values()))
     if not bool(found["feasible"]):
         raise Infeasible(f"{found['binding'].item()}: {found['advice'].item()}")
+
+
+def _estimate_function(
+    context: typer.Context, name: str, shapes: list[str], chip: str, json: bool
+) -> None:
+    """Tells the time of a traced function on a chip, which is the only argument then."""
+    passed = {
+        parameter.opts[0]
+        for parameter in context.command.params
+        if context.get_parameter_source(parameter.name or "") is not None
+        and context.get_parameter_source(parameter.name or "").name == "COMMANDLINE"  # pyright: ignore[reportOptionalMemberAccess]
+    }
+    other = sorted(passed - {"model", "--trace", "--shape", "--json"})
+    if other:
+        said = "one CHIP and no MODEL" if "chip" in other else f"no {other[0]}"
+        raise InputError(f"--trace: a function takes {said}")
+    with _working("tracing", quiet=json):
+        import perfmodel
+        from perfmodel import _targets, report
+
+        _ready()
+        entry = perfmodel.load_chip(chip)
+        function, arguments = _targets.call(name, shapes)
+        found = perfmodel.trace(function, *arguments).on(entry)
+        found = found.assign_attrs(_command(context), function=name)
+    if json:
+        from perfmodel import _json
+
+        _print_json(_json.traced(found))
+    else:
+        report.write(report.traced_table(found))
+    if not bool(found["feasible"]):
+        need = sum(float(found[f"{part}_bytes"]) for part in ("parameter", "input", "output"))
+        have = float(found["memory_capacity"])
+        raise Infeasible(
+            f"memory: parameters, arguments and results take {need / 1e9:.4g} GB, "
+            f"{int(found['ranks'])} × {have / 1e9:.4g} GB are there"
+        )
 
 
 @app.command()

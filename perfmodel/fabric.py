@@ -158,8 +158,13 @@ def all_gather_seconds(message: Real, ranks: Real, fabric: Fabric) -> Array:
 def collective_usage(op: Collective, rank: Rank) -> Usage:
     """Returns where a collective's time and energy go."""
     fabric = rank.machine.fabric
+    # A literal 2 is the common case; scaling by it would cost a sweep.
+    literal = isinstance(op.element_bytes, int) and op.element_bytes == 2
+    width = op.width if literal else op.width * (0.5 * op.element_bytes)
+    if op.kind == "permute":
+        return crossing_usage(op.rows * width, op.ranks, rank)
     over = rank.once(op.kind, op.ranks, lambda: links(op.kind, op.ranks, fabric))
-    message = op.rows * (op.width * fabric.wire_bytes)
+    message = op.rows * (width * fabric.wire_bytes)
     seconds = over.seconds(message)
     return Usage(seconds, message * over.joules, network=seconds)
 

@@ -16,7 +16,7 @@ from perfmodel.relax import Real
 
 Phase = Literal["decode", "prefill"]
 
-CollectiveKind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
+CollectiveKind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute"]
 
 
 class AbstractOperator(eqx.Module):
@@ -34,7 +34,7 @@ class AbstractOperator(eqx.Module):
         return 0
 
     def wire_bytes(self) -> Real:
-        """Returns bytes of the message handed to the network by one rank, in 16 bits [B]."""
+        """Returns bytes of the message handed to the network by one rank [B]."""
         return 0
 
 
@@ -43,7 +43,7 @@ class Matmul(AbstractOperator):
 
     Fields: `rows` are of one group; the weights of a group take `weight_bytes` per element plus
     `column_bytes` per output column (scales); activations `activation_bytes` per element in and
-    2 bytes out. `kernel` is a one-hot vector over `KERNELS`, or None while only counting.
+    `result_bytes` out. `kernel` is a one-hot vector over `KERNELS`, or None while only counting.
     `experts` is static: the groups are experts of a mixture, multiplied by a grouped kernel with
     constants of its own, and `groups` are those whose weights are read.
     """
@@ -58,6 +58,7 @@ class Matmul(AbstractOperator):
     column_bytes: Real = 0
     groups: Real = 1
     count: Real = 1
+    result_bytes: Real = 2
 
     def row_flops(self) -> Real:
         """Returns operations per row."""
@@ -72,8 +73,9 @@ class Matmul(AbstractOperator):
         return self.columns * per_column * self.groups
 
     def row_traffic(self) -> Real:
-        """Returns bytes of activations read and written per row [B]; results take 16 bits."""
-        return (self.inner * self.activation_bytes + 2 * self.columns) * self.groups
+        """Returns bytes of activations read and written per row [B]."""
+        written = self.result_bytes * self.columns
+        return (self.inner * self.activation_bytes + written) * self.groups
 
     def memory_bytes(self) -> Real:
         return self.weight_traffic() + self.rows * self.row_traffic()
@@ -155,9 +157,10 @@ class Collective(AbstractOperator):
     """A collective over `ranks` chips of `rows` × `width` activation elements.
 
     They are the full message: what each rank holds before an all-reduce, and after an
-    all-gather. `kind` is static. How many bytes an element takes on the wire is the machine's
-    affair. A reduce-scatter is an all-gather run backwards. An all-to-all hands each row to the
-    ranks that need it: give the rows that reach a rank from all others as `rows`.
+    all-gather. `kind` is static. How many bytes a 16-bit element takes on the wire is the machine's
+    affair; `element_bytes` scales it for others. A reduce-scatter is an all-gather run backwards.
+    An all-to-all hands each row to the ranks that need it: give the rows that reach a rank from all
+    others as `rows`. A permute hands the whole message of each rank to one other.
     """
 
     kind: CollectiveKind = eqx.field(static=True)
@@ -165,9 +168,10 @@ class Collective(AbstractOperator):
     width: Real
     ranks: Real
     count: Real = 1
+    element_bytes: Real = 2
 
     def wire_bytes(self) -> Real:
-        return self.rows * (2 * self.width)
+        return self.rows * (self.element_bytes * self.width)
 
 
 Operator = Matmul | Attention | Vector | Collective

@@ -31,6 +31,7 @@ from perfmodel._tables import (
     predictions_table,
     sensitivity_table,
 )
+from perfmodel._traced_table import traced_table
 from perfmodel.errors import InputError, shorten
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ __all__ = [
     "frontier_table", "grid", "headline", "lines", "load_dataset", "operators_table",
     "overlay_text", "overview_table", "predictions_table", "save_dataset", "save_frontier",
     "save_html", "save_png", "save_sensitivity", "save_size", "sensitivity_table", "size_table",
-    "write",
+    "traced_table", "write",
 ]  # fmt: skip
 
 WIDTH = 120
