@@ -466,7 +466,7 @@ def decode_attention_parts(op: Attention, rank: Rank) -> Parts:
     item_time = jnp.where(single, constants.single_item_time, constants.item_time)
     item_rate = jnp.where(single, constants.single_item_rate, constants.item_rate)
     fixed = item_time * jnp.exp(constants.item_exponent * jnp.log(width * (1.0 / 128.0)))
-    stream = op.keys * (2.0 * width * op.kv_bytes * inverse(item_rate))
+    stream = op.keys * (op.cached_width() * op.kv_bytes * inverse(item_rate))
     serial = maximum(1.0, per_unit) * (fixed + whole * stream)
     memory = sequences * (op.sequence_traffic() * (rank.per_byte * inverse(constants.stream)))
     rows = maximum(group * op.queries, constants.min_group)
