@@ -214,7 +214,7 @@ class LatentAttention(eqx.Module):
             sequences=step.sequences, queries=step.queries, keys=keys, pairs=step.queries * keys,
             heads=asked, kv_heads=1, qk_width=self.cache_width, v_width=self.kv_rank,
             kv_bytes=precision.kv_bytes, narrow=precision.narrow_attention,
-            cache_width=self.cache_width,
+            cache_width=self.cache_width, latent=True,
         )  # fmt: skip
         if shard.context_ranks is None:
             return (attend,)
@@ -254,10 +254,11 @@ class LatentAttention(eqx.Module):
                     sequences=chunk.prompts, queries=chunk.queries, keys=chunk.keys,
                     pairs=self.chunk_pairs(chunk), heads=heads, kv_heads=1,
                     qk_width=self.cache_width, v_width=self.kv_rank, kv_bytes=precision.kv_bytes,
-                    narrow=precision.narrow_attention, cache_width=self.cache_width,
+                    narrow=precision.narrow_attention, cache_width=self.cache_width, latent=True,
                 ),
             )  # fmt: skip
-        # The latents of a prompt's earlier chunks are expanded again for each later one.
+        # The latents of a prompt's earlier chunks are expanded again for each later one, to keys and
+        # values of 16 bits.
         expanded = heads * (self.nope_width + self.v_width)
         return (
             *gathered,
@@ -270,8 +271,7 @@ class LatentAttention(eqx.Module):
                 "chunk_attention", group, "prefill",
                 sequences=chunk.prompts, queries=chunk.queries, keys=chunk.keys,
                 pairs=chunk.pairs, heads=heads, kv_heads=heads, qk_width=self.qk_width,
-                v_width=self.v_width, kv_bytes=precision.kv_bytes,
-                narrow=precision.narrow_attention,
+                v_width=self.v_width, kv_bytes=2, narrow=precision.narrow_attention, latent=True,
             ),
         )  # fmt: skip
 

@@ -88,10 +88,12 @@ class Attention(AbstractOperator):
     `group` starts with the phase, which names the kernel used: "decode" for few queries per
     sequence (split over keys), "prefill" for many (tiled over queries). `narrow` is 1 where the
     products run in 8-bit arithmetic. `cache_width` is how many elements are cached per key and kv
-    head where keys and values are not stored apart; None where they are.
+    head where keys and values are not stored apart; None where they are. `latent` is static: heads
+    share one latent vector per key, in kernels with constants of their own.
     """
 
     phase: Phase = eqx.field(static=True)
+    latent: bool = eqx.field(static=True, default=False, kw_only=True)
     sequences: Real
     queries: Real
     keys: Real
@@ -109,7 +111,7 @@ class Attention(AbstractOperator):
         """Returns the elements cached per key and kv head: of key and value, or of both at once.
 
         >>> latent = Attention("a", "decode/attention", "decode", 1, 1, 10, 10, 16, 1, 576, 512, 2,
-        ...                    cache_width=576)
+        ...                    cache_width=576, latent=True)
         >>> latent.cache_traffic()  # not 10 · (576 + 512) · 2
         11520
         """

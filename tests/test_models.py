@@ -370,6 +370,8 @@ def test_past_the_kv_heads_only_their_projection_is_repeated():
 FORMATS = {
     "gpt-oss-20b": "bf16+mxfp4/bf16", "gpt-oss-120b": "bf16+mxfp4/bf16",
     "qwen3-235b-a22b-fp8": "fp8", "minimax-m2": "fp8", "minimax-m2.5": "fp8",
+    "deepseek-v3": "fp8", "deepseek-v3.2": "fp8", "kimi-k2": "fp8",
+    "kimi-k2.5": "bf16+int4g32/bf16",
 }  # fmt: skip
 # Blocks that are alike share a program, whatever their sizes.
 STRUCTURES = [
@@ -378,6 +380,8 @@ STRUCTURES = [
     ["glm-4.5", "glm-4.5-air", "glm-4.6"],
     ["mixtral-8x7b", "mixtral-8x22b", "qwen3-235b-a22b", "minimax-m2.5"],
     ["mistral-7b-v0.1", "phi-3-mini-4k"],
+    ["deepseek-v3", "kimi-k2", "kimi-k2.5"],
+    ["deepseek-v3.2", "glm-5"],
     ["llama-2-7b", "qwen3-0.6b", "mistral-7b-v0.3", "phi-4", "opt-175b", "gpt-3-175b"],
 ]
 
