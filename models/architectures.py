@@ -78,17 +78,18 @@ class Architecture:
     """How one `model_type` is read.
 
     Fields: the `classes` its `architectures` key may name; `nested`, the key of the object that
-    holds the decoder, where vision layers stand beside it, and `decoder`, the `model_type` in there
-    where that is not the same with `_text`; the keys of the sizes; `gates` of the
-    feed-forward layer (2 with a gate, else 1); flags of biases, of attention `sinks` and of query
-    and key norms, whose weights are one head's (`qk_weights`), all heads' or none; `norm_vectors`
-    and `norms` as in `Model`; `on`, flags that are true where absent; `tied`, where
-    `tie_word_embeddings` is absent; `kv_default`, whether kv heads default to heads; `head_dim`,
-    where that key is absent (None is hidden / heads); `positions`, learned position embeddings
-    beyond the longest context (None where positions are rotary); `windows`, the layers that have
-    one, `typed` where `layer_types` overrides that; `window`, whether it acts without
-    `use_sliding_window`; `window_default`, its size where absent; `latent` attention in place of
-    grouped queries; `routed` experts; `fixed`, values that keys must have where present; `repeated`, keys that may only repeat another.
+    holds the decoder, where vision layers stand beside it, and `decoder`, the `model_type` in
+    there where that is not the same with `_text`; the keys of the sizes; `gates` of the
+    feed-forward layer (2 with a gate, else 1); flags of biases, of attention `sinks` and of
+    query and key norms, whose weights are one head's (`qk_weights`), all heads' or none;
+    `norm_vectors` and `norms` as in `Model`; `on`, flags that are true where absent; `tied`,
+    where `tie_word_embeddings` is absent; `kv_default`, whether kv heads default to heads;
+    `head_dim`, where that key is absent (None is hidden / heads); `positions`, learned position
+    embeddings beyond the longest context (None where positions are rotary); `windows`, the
+    layers that have one, `typed` where `layer_types` overrides that; `window`, whether it acts
+    without `use_sliding_window`; `window_default`, its size where absent; `latent` attention in
+    place of grouped queries; `routed` experts; `fixed`, values that keys must have where
+    present; `repeated`, keys that may only repeat another.
     """
 
     classes: tuple[str, ...]

@@ -6,8 +6,9 @@ The file is the one published beside the weights, in the format of the transform
 
 Decoders of grouped-query attention (over all keys, a window or a chunk), latent attention (over all
 keys or those an indexer chooses) and of feed-forward layers (dense or mixtures of experts) are
-understood. Whatever else a file asks for (recurrent layers, code of its own) is refused in one line, never modelled as something else. Keys
-that change no count (dropout, token ids, rotary bases) are ignored.
+understood. Whatever else a file asks for (recurrent layers, code of its own) is refused in one
+line, never modelled as something else. Keys that change no count (dropout, token ids, rotary bases)
+are ignored.
 """
 
 import dataclasses
@@ -35,7 +36,10 @@ _TRAITS = tuple(
         ("state-space, linear or recurrent layers", r"mamba|ssm|(^|_)conv|^linear_|recurrent"),
         ("sliding windows", r"window|(^|_)swa(_|$)"),
         ("layers of several kinds", r"block_type|pattern|block_configs|_interval$|hybrid"),
-        ("sparse or chunked attention", r"^index_|^indexer_types|sparse_attention|attention_chunk|compress"),
+        (
+            "sparse or chunked attention",
+            r"^index_|^indexer_types|sparse_attention|attention_chunk|compress",
+        ),
         ("attention beside the feed-forward layer", r"parallel_attn|parallel_residual"),
         ("linear position biases", r"alibi"),
         ("another form of attention", r"attn_output_gate|attention_output_gate|k_eq_v|kv_shared"),

@@ -257,8 +257,8 @@ class LatentAttention(eqx.Module):
                     narrow=precision.narrow_attention, cache_width=self.cache_width, latent=True,
                 ),
             )  # fmt: skip
-        # The latents of a prompt's earlier chunks are expanded again for each later one, to keys and
-        # values of 16 bits.
+        # The latents of a prompt's earlier chunks are expanded again for each later one, to keys
+        # and values of 16 bits.
         expanded = heads * (self.nope_width + self.v_width)
         return (
             *gathered,

@@ -238,7 +238,7 @@ decode attention miss these rows by 14 to 62 % in the median (B200 and H100 at 1
 - 32 heads take 1.3 to 1.5 times as long as 16 or 128 on B200 and GB200 (another kernel): held out
   on B200, so its 90th percentile is that kernel.
 - With an fp8 cache Blackwell multiplies in 8 bits; on H100 `narrow` is below 1.
-- A100, L40S and RTX PRO 6000 run a kernel that is not split over keys (`split_keys` of 131,000).""",
+- A100, L40S and RTX PRO 6000 run a kernel that is not split over keys.""",
     "latent_context": """\
 Prompts of DeepSeek-V3 with keys of 192 and values of 128 per head, no cached prefix, TensorRT-LLM's
 kernels alone. Held out: every second number of heads, whole, never the largest. Ten constants a set

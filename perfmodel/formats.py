@@ -44,7 +44,9 @@ FORMATS: Mapping[str, Format] = {
     "fp8": Format(8, source="OCP OFP8 1.0; one scale per tensor, a few bytes in all"),
     "int8": Format(8, column_bits=32, source="one fp32 scale per output channel, as W8A8 kernels"),
     "int4": Format(4, 16, 128, source="GPTQ/AWQ, fp16 scale per group of 128, symmetric"),
-    "int4g32": Format(4, 16, 32, source="compressed-tensors, bf16 scale per group of 32, symmetric"),
+    "int4g32": Format(
+        4, 16, 32, source="compressed-tensors, bf16 scale per group of 32, symmetric"
+    ),
     "mxfp4": Format(4, 8, 32, source="OCP Microscaling Formats 1.0: E8M0 scale per 32"),
     "nvfp4": Format(4, 8, 16, source="NVIDIA NVFP4: E4M3 scale per 16 (and one fp32 per tensor)"),
 }

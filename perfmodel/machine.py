@@ -121,7 +121,7 @@ class DecodeAttention(eqx.Module):
 class LatentDecode(eqx.Module):
     """Constants of decode attention whose heads share one latent vector per key.
 
-    Fields as in `DecodeAttention`, of one width, and `narrow`, the speed-up in 8-bit arithmetic (1).
+    Fields as in `DecodeAttention`, of one width, and `narrow`, the speed-up in 8 bits (1).
     """
 
     stream: Array = _real()
@@ -261,8 +261,9 @@ class Machine(eqx.Module):
     """Everything that timing, energy and cost know of one chip. All leaves are arrays.
 
     `experts` are the constants of grouped products of a mixture of experts, `latent_decode` and
-    `latent_context` those of attention over latent vectors. `price` is US dollars per chip and second, beside electricity where `site` has a tariff; 0 marks an unknown price. A
-    family gives the rent; `perfmodel.ownership` has the other models.
+    `latent_context` those of attention over latent vectors. `price` is US dollars per chip and
+    second, beside electricity where `site` has a tariff; 0 marks an unknown price. A family gives
+    the rent; `perfmodel.ownership` has the other models.
     """
 
     kernels: Kernels
