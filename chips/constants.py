@@ -34,6 +34,38 @@ _KERNEL = (
     ("quantise", "B", "extra traffic per activation element", 0.0, 1e3),
 )
 
+_CONTEXT = (
+    Field("context.efficiency", "1", "achieved share of the 16-bit peak, width 128", *_SHARE),
+    Field("context.narrow", "1", "speed-up of 8-bit arithmetic", 0.05, 10.0),
+    Field("context.width_exponent", "1", "growth of efficiency with the head width", -5.0, 5.0),
+    Field("context.query_tile", "1", "queries in a work item", 1.0, 1e5),
+    Field("context.diagonal", "1", "extra pairs per query, masked away", 0.0, 1e5),
+    Field("context.tail", "1", "imbalance of work items over units", 0.0, 1e3),
+    Field("context.longest", "1", "weight of the longest item as a bound", 0.0, 1e3),
+    Field("context.item_time", "s", "fixed time of a work item", *_TIME),
+    Field("context.stream", "1", "achieved share of memory bandwidth", 0.01, 1e6),
+    Field("context.floor", "s", "time of the smallest call", *_TIME),
+)
+_LATENT = (
+    Field("latent_decode.stream", "1", "achieved share of bandwidth on latent vectors", *_SHARE),
+    Field("latent_decode.item_time", "s", "fixed time of a sequence", *_TIME),
+    Field("latent_decode.item_rate", "B/s", "latent vectors that one unit sustains", 1e3, 1e35),
+    Field("latent_decode.efficiency", "1", "achieved share of the 16-bit peak", 1e-4, 3.0),
+    Field("latent_decode.narrow", "1", "speed-up of 8-bit arithmetic", 0.05, 10.0),
+    Field("latent_decode.min_group", "1", "heads that a tile is padded to", 0.0, 1e4),
+    Field("latent_decode.split_keys", "1", "fewest keys in a split", 1.0, 1e7),
+    Field("latent_decode.floor", "s", "time of the smallest call", *_TIME),
+    Field("latent_decode.split_latency", "s", "extra time when keys are split", *_TIME),
+    *(
+        dataclasses.replace(
+            field,
+            name=f"latent_{field.name}",
+            meaning=f"{field.meaning}, keys from latent vectors",
+        )
+        for field in _CONTEXT
+    ),
+)
+
 CONSTANTS = (
     *(
         Field(f"kernels.{kind}.{name}", unit, f"{meaning}, {kind}", low, high)
@@ -60,16 +92,8 @@ CONSTANTS = (
     Field("decode.split_keys", "1", "fewest keys in a split", 1.0, 1e7),
     Field("decode.floor", "s", "time of the smallest call", *_TIME),
     Field("decode.split_latency", "s", "extra time when keys are split", *_TIME),
-    Field("context.efficiency", "1", "achieved share of the 16-bit peak, width 128", *_SHARE),
-    Field("context.narrow", "1", "speed-up of 8-bit arithmetic", 0.05, 10.0),
-    Field("context.width_exponent", "1", "growth of efficiency with the head width", -5.0, 5.0),
-    Field("context.query_tile", "1", "queries in a work item", 1.0, 1e5),
-    Field("context.diagonal", "1", "extra pairs per query, masked away", 0.0, 1e5),
-    Field("context.tail", "1", "imbalance of work items over units", 0.0, 1e3),
-    Field("context.longest", "1", "weight of the longest item as a bound", 0.0, 1e3),
-    Field("context.item_time", "s", "fixed time of a work item", *_TIME),
-    Field("context.stream", "1", "achieved share of memory bandwidth", 0.01, 1e6),
-    Field("context.floor", "s", "time of the smallest call", *_TIME),
+    *_CONTEXT,
+    *_LATENT,
     Field("fabric.oneshot_latency", "s", "one-shot all-reduce, 8 chips", *_TIME),
     Field("fabric.oneshot_growth", "1", "its growth with the group", -5.0, 5.0),
     Field("fabric.oneshot_efficiency", "1", "achieved share of the links, one-shot", *_SHARE),

@@ -31,6 +31,7 @@ from perfmodel.machine import (
     Fabric,
     Floors,
     Kernels,
+    LatentDecode,
     Machine,
     Memory,
     Mesh,
@@ -120,6 +121,8 @@ def machine(fields: Mapping[str, Real], constants: Mapping[str, Real]) -> Machin
         ),
         decode=DecodeAttention(shards=one, **part("decode")),
         context=ContextAttention(**part("context")),
+        latent_decode=LatentDecode(**part("latent_decode")),
+        latent_context=ContextAttention(**part("latent_context")),
         memory=Memory(
             capacity=_vector([fields["memory_capacity"], *absent]),
             bandwidth=_vector([fields["memory_bandwidth"], *[spill] * (TIERS - 1)]),

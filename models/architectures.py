@@ -57,24 +57,44 @@ class Routed:
 
 
 @dataclasses.dataclass(frozen=True)
+class Latent:
+    """Keys of latent attention: ranks and widths, and where it is `sparse`, of its indexer."""
+
+    kv_rank: str = "kv_lora_rank"
+    q_rank: str = "q_lora_rank"
+    nope_width: str = "qk_nope_head_dim"
+    rope_width: str = "qk_rope_head_dim"
+    v_width: str = "v_head_dim"
+    sparse: tuple[str, str, str] | None = None
+
+    def keys(self) -> tuple[str, ...]:
+        """Returns the keys that are read."""
+        widths = (self.nope_width, self.rope_width, self.v_width)
+        return (self.kv_rank, self.q_rank, *widths, *(self.sparse or ()))
+
+
+@dataclasses.dataclass(frozen=True)
 class Architecture:
     """How one `model_type` is read.
 
     Fields: the `classes` its `architectures` key may name; `nested`, the key of the object that
-    holds the decoder, where vision layers stand beside it; the keys of the sizes; `gates` of the
-    feed-forward layer (2 with a gate, else 1); flags of biases, of attention `sinks` and of query
-    and key norms, whose weights are one head's (`qk_weights`), all heads' or none; `norm_vectors`
-    and `norms` as in `Model`; `on`, flags that are true where absent; `tied`, where
-    `tie_word_embeddings` is absent; `kv_default`, whether kv heads default to heads; `head_dim`,
-    where that key is absent (None is hidden / heads); `positions`, learned position embeddings
-    beyond the longest context (None where positions are rotary); `windows`, the layers that have
-    one, `typed` where `layer_types` overrides that; `window`, whether it acts without
-    `use_sliding_window`; `window_default`, its size where absent; `routed` experts; `fixed`, values
-    that keys must have where present; `repeated`, keys that may only repeat another.
+    holds the decoder, where vision layers stand beside it, and `decoder`, the `model_type` in
+    there where that is not the same with `_text`; the keys of the sizes; `gates` of the
+    feed-forward layer (2 with a gate, else 1); flags of biases, of attention `sinks` and of
+    query and key norms, whose weights are one head's (`qk_weights`), all heads' or none;
+    `norm_vectors` and `norms` as in `Model`; `on`, flags that are true where absent; `tied`,
+    where `tie_word_embeddings` is absent; `kv_default`, whether kv heads default to heads;
+    `head_dim`, where that key is absent (None is hidden / heads); `positions`, learned position
+    embeddings beyond the longest context (None where positions are rotary); `windows`, the
+    layers that have one, `typed` where `layer_types` overrides that; `window`, whether it acts
+    without `use_sliding_window`; `window_default`, its size where absent; `latent` attention in
+    place of grouped queries; `routed` experts; `fixed`, values that keys must have where
+    present; `repeated`, keys that may only repeat another.
     """
 
     classes: tuple[str, ...]
     nested: str | None = None
+    decoder: str | None = None
     hidden: str = "hidden_size"
     layers: str = "num_hidden_layers"
     heads: str = "num_attention_heads"
@@ -100,6 +120,7 @@ class Architecture:
     typed: bool = False
     window: bool = True
     window_default: int | None = None
+    latent: Latent | None = None
     routed: Routed | None = None
     fixed: tuple[tuple[str, Any], ...] = ()
     repeated: tuple[tuple[str, str], ...] = ()
@@ -121,7 +142,8 @@ class Architecture:
         switches = ("tie_word_embeddings", "sliding_window", "use_sliding_window", "layer_types")
         routed = () if self.routed is None else self.routed.keys()
         windows = _WINDOW_KEYS.get(self.windows, ())
-        return (self.kv_heads, "head_dim", *named, *switches, *windows, *routed)
+        latent = () if self.latent is None else self.latent.keys()
+        return (self.kv_heads, "head_dim", *named, *switches, *windows, *latent, *routed)
 
     def reads(self) -> frozenset[str]:
         """Returns all keys that count."""
@@ -177,6 +199,15 @@ _LLAMA4 = Architecture(
     window_default=8192,
     routed=Routed("num_local_experts", "intermediate_size", sparse="interleaved", shared=1),
 )
+# Products into latent space without biases; the router has a correction per expert.
+_DEEPSEEK = Architecture(
+    ("DeepseekV3ForCausalLM",),
+    latent=Latent(),
+    routed=Routed("n_routed_experts", sparse="after", router_bias=1, shared="n_shared_experts"),
+    fixed=(("attention_bias", False), ("moe_layer_freq", 1), ("topk_method", "noaux_tc")),
+    repeated=(("num_key_value_heads", "num_attention_heads"),),
+)
+_INDEXED = Latent(sparse=("index_n_heads", "index_head_dim", "index_topk"))
 
 ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": Architecture(
@@ -230,6 +261,21 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         kv_default=False,
         head_dim=128,
         routed=Routed("n_routed_experts", sparse="after", router_bias=1, shared="n_shared_experts"),
+    ),
+    "deepseek_v3": _DEEPSEEK,
+    "deepseek_v32": dataclasses.replace(
+        _DEEPSEEK, classes=("DeepseekV32ForCausalLM",), latent=_INDEXED
+    ),
+    # DeepSeek-V3 with other numbers.
+    "kimi_k2": _DEEPSEEK,
+    "kimi_k25": dataclasses.replace(
+        _DEEPSEEK,
+        classes=("KimiK25ForConditionalGeneration",),
+        nested="text_config",
+        decoder="kimi_k2",
+    ),
+    "glm_moe_dsa": dataclasses.replace(
+        _DEEPSEEK, classes=("GlmMoeDsaForCausalLM",), latent=_INDEXED
     ),
     "minimax_m2": Architecture(
         ("MiniMaxM2ForCausalLM",),

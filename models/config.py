@@ -4,10 +4,11 @@ The file is the one published beside the weights, in the format of the transform
 `model_type` is a row of `ARCHITECTURES`. Sizes are never taken from class defaults: a file without
 `hidden_size` is a mistake, not a 7B model.
 
-Decoders of grouped-query attention (over all keys, a window or a chunk) and of feed-forward layers
-(dense or mixtures of experts) are understood. Whatever else a file asks for (latent attention,
-recurrent layers, code of its own) is refused in one line, never modelled as something else. Keys
-that change no count (dropout, token ids, rotary bases) are ignored.
+Decoders of grouped-query attention (over all keys, a window or a chunk), latent attention (over all
+keys or those an indexer chooses) and of feed-forward layers (dense or mixtures of experts) are
+understood. Whatever else a file asks for (recurrent layers, code of its own) is refused in one
+line, never modelled as something else. Keys that change no count (dropout, token ids, rotary bases)
+are ignored.
 """
 
 import dataclasses
@@ -18,9 +19,10 @@ from typing import Any
 
 from perfmodel.errors import InputError, nearest, shorten
 from perfmodel.models._values import SYNONYMS, found, is_off, show, size, switch
-from perfmodel.models.architectures import ARCHITECTURES, Architecture, Flag, Routed
+from perfmodel.models.architectures import ARCHITECTURES, Architecture, Flag, Latent, Routed
 from perfmodel.models.attention import GroupedQueryAttention
 from perfmodel.models.layers import local_layers, routed_layers
+from perfmodel.models.mla import Indexer, LatentAttention
 from perfmodel.models.mlp import MixtureOfExperts, Mlp
 from perfmodel.models.quantization import suggested_precision
 from perfmodel.models.transformer import Block, Model
@@ -34,7 +36,10 @@ _TRAITS = tuple(
         ("state-space, linear or recurrent layers", r"mamba|ssm|(^|_)conv|^linear_|recurrent"),
         ("sliding windows", r"window|(^|_)swa(_|$)"),
         ("layers of several kinds", r"block_type|pattern|block_configs|_interval$|hybrid"),
-        ("sparse or chunked attention", r"^index_|sparse_attention|attention_chunk|compress"),
+        (
+            "sparse or chunked attention",
+            r"^index_|^indexer_types|sparse_attention|attention_chunk|compress",
+        ),
         ("attention beside the feed-forward layer", r"parallel_attn|parallel_residual"),
         ("linear position biases", r"alibi"),
         ("another form of attention", r"attn_output_gate|attention_output_gate|k_eq_v|kv_shared"),
@@ -45,7 +50,9 @@ _TRAITS = tuple(
         ("a layer input per embedding", r"per_layer_input"),
     )
 )
-_ELSEWHERE = ("mixture of experts", "sliding windows", "query and key norms")
+_ELSEWHERE = (
+    "mixture of experts", "latent attention", "sliding windows", "query and key norms",
+)  # fmt: skip
 # Keys that a pattern above would catch, read elsewhere or without effect.
 _NOT_TRAITS = {"sliding_window", "use_sliding_window", "max_window_layers", "qk_norm_type"}
 # What stands beside the decoder of a network of several modalities, and is left out.
@@ -100,18 +107,24 @@ def _model(config: Mapping[str, Any], kind: str, arch: Architecture, where: str)
     heads = size(config, arch.heads, where, _LIMITS["heads"])
     vocabulary = size(config, "vocab_size", where, _LIMITS["vocabulary"])
     context = size(config, arch.context, where, _LIMITS["context"])
-    head_dim = _head_dim(config, arch, hidden, heads, where)
-    widths = dict(zip(_WIDTHS, (hidden, head_dim), strict=True))
-    repeats = {key: config[original] for key, original in arch.repeated if original in config}
-    _check_fixed(config, kind, arch, widths | repeats, where)
-    attention = GroupedQueryAttention(
-        heads=heads,
-        kv_heads=_kv_heads(config, arch, heads, where),
-        head_dim=head_dim,
-        qkv_bias=_flag(config, arch, arch.qkv_bias, where),
-        output_bias=_flag(config, arch, arch.output_bias, where),
-        sinks=arch.sinks,
-    )
+    sizes = {key: config[original] for key, original in arch.repeated if original in config}
+    if arch.latent is not None:
+        body = _latent(config, arch.latent, heads, where)
+        sizes |= {_WIDTHS[0]: hidden, "qk_head_dim": body.qk_width}
+        attention: tuple[Block, ...] = (Block(layers, body),)
+    else:
+        head_dim = _head_dim(config, arch, hidden, heads, where)
+        sizes |= zip(_WIDTHS, (hidden, head_dim), strict=True)
+        grouped = GroupedQueryAttention(
+            heads=heads,
+            kv_heads=_kv_heads(config, arch, heads, where),
+            head_dim=head_dim,
+            qkv_bias=_flag(config, arch, arch.qkv_bias, where),
+            output_bias=_flag(config, arch, arch.output_bias, where),
+            sinks=arch.sinks,
+        )
+        attention = tuple(_attention(config, arch, grouped, layers, context, where))
+    _check_fixed(config, kind, arch, sizes, where)
     return Model(
         hidden=hidden,
         vocabulary=vocabulary,
@@ -119,12 +132,34 @@ def _model(config: Mapping[str, Any], kind: str, arch: Architecture, where: str)
         max_context=context,
         layers=layers,
         blocks=(
-            *_attention(config, arch, attention, layers, context, where),
+            *attention,
             *_feed_forward(config, arch, hidden, layers, where),
         ),
         norm_vectors=arch.norm_vectors,
         norms=arch.norms,
         positions=0 if arch.positions is None else context + arch.positions,
+    )
+
+
+def _latent(config: Mapping[str, Any], keys: Latent, heads: int, where: str) -> LatentAttention:
+    # null: queries come straight from the hidden state.
+    direct = keys.q_rank in config and config[keys.q_rank] is None
+    index = None
+    if keys.sparse is not None:
+        index = Indexer(*(size(config, key, where) for key in keys.sparse))
+        if index.width % 128:
+            raise InputError(
+                f"{where}: {keys.sparse[1]} {index.width} is not understood: index keys are stored "
+                f"in blocks of 128 (nearest: {max(round(index.width / 128), 1) * 128})"
+            )
+    return LatentAttention(
+        heads=heads,
+        q_rank=None if direct else size(config, keys.q_rank, where),
+        kv_rank=size(config, keys.kv_rank, where),
+        nope_width=size(config, keys.nope_width, where),
+        rope_width=size(config, keys.rope_width, where),
+        v_width=size(config, keys.v_width, where),
+        index=index,
     )
 
 
@@ -283,10 +318,11 @@ def _nested(
         raise InputError(f"{place}: must be an object with text keys")
     if len(inner) > _KEY_LIMIT:
         raise InputError(f"{place}: more than {_KEY_LIMIT} keys; not a config.json")
-    inside = inner.get("model_type", f"{kind}_text")
-    if inside != f"{kind}_text":
+    decoder = arch.decoder or f"{kind}_text"
+    inside = inner.get("model_type", decoder)
+    if inside != decoder:
         raise InputError(
-            f"{place}: model_type {show(inside)} is not understood (nearest: {kind}_text)"
+            f"{place}: model_type {show(inside)} is not understood (nearest: {decoder})"
         )
     if "tie_word_embeddings" in config:
         inner = {**inner, "tie_word_embeddings": config["tie_word_embeddings"]}

@@ -36,6 +36,7 @@ _PRODUCTS = {
     "shared": {"gate_proj", "up_proj", "down_proj"},
     "dense": {"gate_proj", "up_proj", "down_proj"},
 }
+_CHOICE = re.compile(r"([^()|]*)\(([\w|]+)\)([^()|]*)")
 # How copies of long lists say that they were cut.
 _CUT = re.compile(r"\.\.\. ?truncated")
 _SIMPLE_METHODS = {"fp8": "fp8", "mxfp4": "mxfp4"}
@@ -48,6 +49,7 @@ _SCHEMES = {
     (8, "float", None): "fp8",
     (8, "int", None): "int8",
     (4, "int", 128): "int4",
+    (4, "int", 32): "int4g32",
     (4, "float", 16): "nvfp4",
     (4, "float", 32): "mxfp4",
 }
@@ -66,6 +68,10 @@ def suggested_precision(
     """
     _check_dtype(config, where)
     quantization = config.get("quantization_config")
+    nested = config.get("text_config")
+    if quantization is None and isinstance(nested, Mapping):
+        # Beside vision layers, a decoder may say so for itself.
+        quantization, where = nested.get("quantization_config"), f"{where}: text_config"
     if quantization is None:
         return precision_name()
     place = f"{where}: quantization_config"
@@ -107,9 +113,15 @@ def _left_out(quantization: Mapping[str, Any], place: str) -> Iterator[tuple[str
         for entry in entries:
             if not isinstance(entry, str):
                 raise InputError(f"{place}: {key} must list names, not {show(entry)}")
-            # Globs, and regular expressions after "re:".
+            # Globs, and regular expressions after "re:", with at most one choice of words.
             plain = entry.removeprefix("re:").replace("\\.", ".").replace(".*", "*")
-            yield entry, plain.strip("^$*.").replace("layers*", "layers.*.")
+            choice = _CHOICE.fullmatch(plain) if entry.startswith("re:") else None
+            names = [plain]
+            if choice is not None:
+                before, words, after = choice.groups()
+                names = [f"{before}{word}{after}" for word in words.split("|")]
+            for name in names:
+                yield entry, name.strip("^$*.").replace("layers*", "layers.*.")
 
 
 def _experts_alone(quantization: Mapping[str, Any], model: Model | None, place: str) -> bool:

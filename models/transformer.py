@@ -11,13 +11,15 @@ import equinox as eqx
 
 from perfmodel.formats import Precision
 from perfmodel.models.attention import GroupedQueryAttention
+from perfmodel.models.mla import LatentAttention
 from perfmodel.models.mlp import MixtureOfExperts, Mlp
 from perfmodel.operators import Collective, Matmul, Operators, Vector
 from perfmodel.relax import Real, divide, maximum
 from perfmodel.step import Shard, Step
 
-Body = GroupedQueryAttention | Mlp | MixtureOfExperts
-Kind = TypeVar("Kind", GroupedQueryAttention, Mlp | MixtureOfExperts, Body)
+Mixer = GroupedQueryAttention | LatentAttention
+Body = Mixer | Mlp | MixtureOfExperts
+Kind = TypeVar("Kind", Mixer, Mlp | MixtureOfExperts, Body)
 
 
 class Block(eqx.Module, Generic[Kind]):
@@ -56,15 +58,15 @@ class Model(eqx.Module):
         return sum(block.count for block in self.blocks)
 
     @property
-    def attention(self) -> tuple[Block[GroupedQueryAttention], ...]:
+    def attention(self) -> tuple[Block[Mixer], ...]:
         """Blocks of attention."""
-        found = (b for b in self.blocks if isinstance(b.body, GroupedQueryAttention))
-        return cast(tuple[Block[GroupedQueryAttention], ...], tuple(found))
+        found = (b for b in self.blocks if isinstance(b.body, Mixer))
+        return cast(tuple[Block[Mixer], ...], tuple(found))
 
     @property
     def feed_forward(self) -> tuple[Block[Mlp | MixtureOfExperts], ...]:
         """Blocks of feed-forward layers, mixtures of experts among them."""
-        found = (b for b in self.blocks if not isinstance(b.body, GroupedQueryAttention))
+        found = (b for b in self.blocks if not isinstance(b.body, Mixer))
         return cast(tuple[Block[Mlp | MixtureOfExperts], ...], tuple(found))
 
     @property

@@ -24,6 +24,7 @@ SOURCES = {
     "aic-moe": ("expert layers, table aic_moe", "NVIDIA", "2026-08-21"),
     "aic-generation": ("decode attention, table aic_attention_generation", "NVIDIA", "2026-08-21"),
     "aic-context": ("context attention, table aic_attention_context", "NVIDIA", "2026-08-21"),
+    "aic-mla": ("attention over latent vectors, table aic_mla", "NVIDIA", "2026-08-21"),
     "aic-collectives": ("collectives, table aic_collectives", "NVIDIA", "2026-08-21"),
 }
 _AIC = "GitHub repository ai-dynamo/aiconfigurator, snapshot 095f58a51c4c, Apache-2.0"
@@ -52,6 +53,8 @@ _SOURCE_OF = {
     "experts": "aic-moe",
     "decode": "aic-generation",
     "context": "aic-context",
+    "latent_decode": "aic-mla",
+    "latent_context": "aic-mla",
     "all_reduce": "aic-collectives",
     "gather": "aic-collectives",
     "vector": "vidur-mlp",
@@ -177,7 +180,7 @@ def chosen(case: Case) -> bool:
         return (case.framework, case.detail) == choice
     if case.kind == "all_reduce":
         return (case.framework, case.detail) == ("trtllm", "custom")
-    if case.kind in ("gather", "vector"):
+    if case.kind in ("gather", "vector", "latent_decode", "latent_context"):
         return True
     key = case.detail if case.kind == "matmul" else case.kind
     return case.framework == CHOICE.get((case.system, key), "trtllm")
@@ -211,6 +214,8 @@ def chip_records(
     prefixes = {
         "decode": "decode",
         "context": "context",
+        "latent_decode": "latent_decode",
+        "latent_context": "latent_context",
         "all_reduce": "fabric",
         "gather": "fabric",
         "vector": "memory",

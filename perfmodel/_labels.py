@@ -88,6 +88,9 @@ def chip_title(name: str) -> str:
     return name.replace("_", " ").upper()
 
 
+_SPELT = {"Deepseek": "DeepSeek"}
+
+
 def model_title(name: str) -> str:
     """Returns a model's name as people write it.
 
@@ -96,7 +99,7 @@ def model_title(name: str) -> str:
     """
     words = [w[:1].upper() + w[1:] for w in name.split("-")]
     whole = re.compile(r"fp\d|gpt|glm|opt|oss", re.IGNORECASE)
-    words = [w.upper() if whole.fullmatch(w) else w for w in words]
+    words = [w.upper() if whole.fullmatch(w) else _SPELT.get(w, w) for w in words]
     return "-".join(re.sub(r"(?<=\d)[bek]$", lambda end: end[0].upper(), w) for w in words)
 
 

@@ -157,6 +157,7 @@ def models() -> Listing:
 def describe(body: "Body") -> tuple[str, dict[str, Any]]:
     """Returns one kind of sublayer in words, and its numbers."""
     from perfmodel.models.attention import GroupedQueryAttention
+    from perfmodel.models.mla import LatentAttention
     from perfmodel.models.mlp import Mlp
 
     if isinstance(body, GroupedQueryAttention):
@@ -169,6 +170,14 @@ def describe(body: "Body") -> tuple[str, dict[str, Any]]:
         facts = {"kind": "attention", "heads": body.heads, "kv_heads": body.kv_heads,
                  "head_width": body.head_dim, "window": body.window}  # fmt: skip
         return words + spans[body.span], facts
+    if isinstance(body, LatentAttention):
+        words = f"latent attention: {body.heads} heads, rank {body.kv_rank} + {body.rope_width}"
+        facts = {"kind": "latent attention", "heads": body.heads, "kv_rank": body.kv_rank,
+                 "rope_width": body.rope_width, "top_k": None}  # fmt: skip
+        if body.index is not None:
+            words += f", the {body.index.top_k:,} best keys"
+            facts["top_k"] = body.index.top_k
+        return words, facts
     gated = "gated" if body.gates > 1 else "plain"
     if isinstance(body, Mlp):
         facts = {"kind": "feed-forward", "width": body.intermediate, "gated": body.gates > 1}

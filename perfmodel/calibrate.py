@@ -25,6 +25,7 @@ from perfmodel import _accuracy_report as report
 from perfmodel import _calibration_files as output
 from perfmodel import _expert_fits as expert_fits
 from perfmodel import _fitting
+from perfmodel import _latent_fits as latent_fits
 from perfmodel import _measurements as measurements
 from perfmodel._fitting import Prior, Table
 from perfmodel._measurements import SHARED, Case, bare_machine, in_seconds, select, sets
@@ -104,6 +105,14 @@ def context_seconds(
     ).total
 
 
+_ATTENTION: Mapping[str, _fitting.Model] = {
+    "decode": decode_seconds,
+    "context": context_seconds,
+    "latent_decode": latent_fits.latent_decode_seconds,
+    "latent_context": latent_fits.latent_context_seconds,
+}
+
+
 def fit_matmuls(cases: list[Case]) -> dict[str, float]:
     """Fits all sets together, filling the cases in; returns the constants that they share.
 
@@ -173,7 +182,7 @@ CONTEXT_STARTS = tuple(
 
 def fit_attention(cases: list[Case], starts: Sequence[Mapping[str, float]]) -> None:
     """Fits each case by itself from each start (staircases have valleys); the cheapest stays."""
-    model = decode_seconds if cases[0].kind == "decode" else context_seconds
+    model = _ATTENTION[cases[0].kind]
     for case in cases:
         tried = []
         for start in starts:
@@ -495,6 +504,7 @@ NOTES = {
     "b200_sxm.fabric.oneshot_growth": "measured on 8 chips only: the prior",
     "memory.vector_stream": "kernels of 2023: a plain add reaches twice this, a norm less",
     "memory.vector_floor": "the table is rounded to 1 µs",
+    "latent_context.width_exponent": "one width is measured: fixed",
 }
 _KERNEL = "belongs to chip and kernel and does not transfer; prior"
 _NO_TABLE = {
@@ -555,6 +565,10 @@ def main() -> None:
     fit_cache(decode, decode_seconds, traffic_of_decode, {})
     context = measurements.context_cases(read("aic_attention_context.parquet"))
     fit_attention(context, CONTEXT_STARTS)
+    latent = latent_fits.latent_cases(read("aic_mla.parquet"), "generation")
+    fit_attention(latent, DECODE_STARTS)
+    expanded = latent_fits.latent_cases(read("aic_mla.parquet"), "context")
+    fit_attention(expanded, CONTEXT_STARTS)
     reduces = fit_all_reduce(read("aic_collectives.parquet"))
     gathers = fit_gathers(read("aic_collectives.parquet"), reduces)
     vectors = fit_vectors(read("vidur_mlp.parquet"))
@@ -563,7 +577,8 @@ def main() -> None:
     experts = expert_fits.expert_cases(read("aic_moe.parquet"), streams, shared)
     expert_fits.fit_experts(experts)
     power = fit_power(pd.read_csv(options.operators / "splitwise_latency.csv"))
-    cases = [*products, *experts, *decode, *context, *reduces, *gathers, *vectors]
+    attention = [*decode, *context, *latent, *expanded]
+    cases = [*products, *experts, *attention, *reduces, *gathers, *vectors]
     options.out.mkdir(parents=True, exist_ok=True)
     chips = output.chip_records(cases, shared, NOTES)
     for chip, records in chips.items():

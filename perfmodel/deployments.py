@@ -125,6 +125,8 @@ _PRODUCTS = {
 }  # fmt: skip
 """Formats of weights and activations by the names that tables use and `formats` does not."""
 
+_FOUR_BITS = ("mxfp4", "nvfp4", "int4", "int4g32")
+
 
 def _is_path(name: str) -> bool:
     return name.startswith((".", "~", "/", "\\")) or name.endswith((".json", ".toml"))
@@ -171,10 +173,16 @@ def find_precision(
     word = (products or precision or (ending.group(1) if ending else "")).lower()
     cache, own = kv or None, model.precision
     weights, activations = _PRODUCTS.get(word, (word, None))
-    # Where a file has its experts alone in 4 bits, a table's "fp4" says no more than that.
-    routed = own.experts is not None and own.experts[0] in ("mxfp4", "nvfp4", "int4")
-    if not word or (routed and weights in ("mxfp4", "nvfp4", "int4")):
+    # Where a file has its experts alone in 4 bits, a table's "fp4" says no more than that, and of
+    # another kind of 4 bits, that its experts alone are.
+    routed = own.experts[0] if own.experts is not None and own.experts[0] in _FOUR_BITS else ""
+    alone = bool(routed) and weights in _FOUR_BITS
+    if not word or (alone and weights.startswith("int") == routed.startswith("int")):
         names = dataclasses.replace(own, kv=format_name(cache or own.kv))
+    elif alone:
+        # Chips without 4-bit arithmetic expand 4-bit weights on the way in.
+        narrow = None if "fp4" in chip.supported else "bf16"
+        names = precision_name(own.weights, own.activations, cache, weights, narrow)
     elif word.count("/") == 2:
         names = question.parse_precision(word)
     else:

@@ -44,6 +44,9 @@ FORMATS: Mapping[str, Format] = {
     "fp8": Format(8, source="OCP OFP8 1.0; one scale per tensor, a few bytes in all"),
     "int8": Format(8, column_bits=32, source="one fp32 scale per output channel, as W8A8 kernels"),
     "int4": Format(4, 16, 128, source="GPTQ/AWQ, fp16 scale per group of 128, symmetric"),
+    "int4g32": Format(
+        4, 16, 32, source="compressed-tensors, bf16 scale per group of 32, symmetric"
+    ),
     "mxfp4": Format(4, 8, 32, source="OCP Microscaling Formats 1.0: E8M0 scale per 32"),
     "nvfp4": Format(4, 8, 16, source="NVIDIA NVFP4: E4M3 scale per 16 (and one fp32 per tensor)"),
 }
@@ -65,10 +68,12 @@ _KERNEL_OF = {
     ("fp8", "bf16"): "w8a16",
     ("int8", "bf16"): "w8a16",
     ("int4", "bf16"): "w4a16",
+    ("int4g32", "bf16"): "w4a16",
     ("mxfp4", "bf16"): "w4a16",
     ("nvfp4", "bf16"): "w4a16",
     # Narrow weights expanded to 8 bits.
     ("int4", "fp8"): "fp8",
+    ("int4g32", "fp8"): "fp8",
     ("mxfp4", "fp8"): "fp8",
     ("nvfp4", "fp8"): "fp8",
     ("int4", "int8"): "int8",
@@ -140,7 +145,7 @@ class PrecisionName:
 def _pair(weights: str, activations: str | None) -> tuple[str, str, str]:
     """Returns the formats of weights and activations, and the kernel that multiplies them."""
     w = format_name(weights)
-    default_activations = "bf16" if w in ("int4", "mxfp4") else w
+    default_activations = "bf16" if w in ("int4", "int4g32", "mxfp4") else w
     a = default_activations if activations is None else format_name(activations)
     if (w, a) not in _KERNEL_OF:
         valid = ", ".join(y for x, y in _KERNEL_OF if x == w)

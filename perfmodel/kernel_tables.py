@@ -145,7 +145,7 @@ def _attention_seconds(machine: Machine, row: Mapping[str, Array]) -> Array:
     queries, length, window = row["isl"], row["isl"] + row["step"], row["window_size"]
     keys = jnp.where(window > 0, jnp.minimum(window, length), length)
     cache, narrow = row["words"]
-    shape = dict(
+    shape: dict[str, Any] = dict(
         sequences=row["batch_size"], heads=row["num_heads"],
         kv_heads=row["num_kv_heads"], qk_width=row["head_dim"], v_width=row["head_dim"],
         kv_bytes=cache, narrow=narrow,

@@ -118,6 +118,23 @@ class DecodeAttention(eqx.Module):
     shards: Array = _real()
 
 
+class LatentDecode(eqx.Module):
+    """Constants of decode attention whose heads share one latent vector per key.
+
+    Fields as in `DecodeAttention`, of one width, and `narrow`, the speed-up in 8 bits (1).
+    """
+
+    stream: Array = _real()
+    item_time: Array = _real()
+    item_rate: Array = _real()
+    efficiency: Array = _real()
+    narrow: Array = _real()
+    min_group: Array = _real()
+    split_keys: Array = _real()
+    floor: Array = _real()
+    split_latency: Array = _real()
+
+
 class ContextAttention(eqx.Module):
     """Constants of attention with many queries per sequence.
 
@@ -243,9 +260,10 @@ class Power(eqx.Module):
 class Machine(eqx.Module):
     """Everything that timing, energy and cost know of one chip. All leaves are arrays.
 
-    `experts` are the constants of grouped products of a mixture of experts. `price` is US dollars
-    per chip and second, beside electricity where `site` has a tariff; 0 marks an unknown price. A
-    family gives the rent; `perfmodel.ownership` has the other models.
+    `experts` are the constants of grouped products of a mixture of experts, `latent_decode` and
+    `latent_context` those of attention over latent vectors. `price` is US dollars per chip and
+    second, beside electricity where `site` has a tariff; 0 marks an unknown price. A family gives
+    the rent; `perfmodel.ownership` has the other models.
     """
 
     kernels: Kernels
@@ -253,6 +271,8 @@ class Machine(eqx.Module):
     compute: Compute
     decode: DecodeAttention
     context: ContextAttention
+    latent_decode: LatentDecode
+    latent_context: ContextAttention
     memory: Memory
     fabric: Fabric
     mesh: Mesh
@@ -454,23 +474,33 @@ def decode_attention_parts(op: Attention, rank: Rank) -> Parts:
         t_s = u·(c·(d/128)^χ + L/s·2db/r)              an item's fixed cost and its stream
         t_f = 4BK·max(G·q, G₀)·L·d/(η_f P)
         t   = t₀ + ‖t_m, t_s, t_f‖₂ + σ(1 − 1/s)
+
+    Latent attention has one width, so χ = 0, constants of its own, and 2d·b is what it caches.
     """
-    constants = rank.machine.decode
+    machine = rank.machine
+    constants = machine.latent_decode if op.latent else machine.decode
     width = 0.5 * (op.qk_width + op.v_width)
     group = op.heads * inverse(op.kv_heads)
     sequences = as_real(op.sequences)
     per_unit = sequences * (op.kv_heads * rank.per_unit)
     fewest = inverse(maximum(op.keys * inverse(constants.split_keys), 1.0))
     whole = minimum(maximum(per_unit, fewest), 1.0)
-    single = group <= 1.0
-    item_time = jnp.where(single, constants.single_item_time, constants.item_time)
-    item_rate = jnp.where(single, constants.single_item_rate, constants.item_rate)
-    fixed = item_time * jnp.exp(constants.item_exponent * jnp.log(width * (1.0 / 128.0)))
-    stream = op.keys * (2.0 * width * op.kv_bytes * inverse(item_rate))
+    if op.latent:
+        own = machine.latent_decode
+        fixed, item_rate = own.item_time, own.item_rate
+        efficiency = own.efficiency * (1.0 + (own.narrow - 1.0) * op.narrow)
+    else:
+        own = machine.decode
+        single = group <= 1.0
+        item_time = jnp.where(single, own.single_item_time, own.item_time)
+        item_rate = jnp.where(single, own.single_item_rate, own.item_rate)
+        fixed = item_time * jnp.exp(own.item_exponent * jnp.log(width * (1.0 / 128.0)))
+        efficiency = own.efficiency
+    stream = op.keys * (op.cached_width() * op.kv_bytes * inverse(item_rate))
     serial = maximum(1.0, per_unit) * (fixed + whole * stream)
     memory = sequences * (op.sequence_traffic() * (rank.per_byte * inverse(constants.stream)))
     rows = maximum(group * op.queries, constants.min_group)
-    per_flop = rank.per_flop * inverse(constants.efficiency)
+    per_flop = rank.per_flop * inverse(efficiency)
     arithmetic = 4.0 * op.kv_heads * rows * op.keys * width * per_flop
     compute = sequences * arithmetic
     busy = jnp.sqrt(memory * memory + serial * serial + compute * compute + 1e-36)
@@ -491,7 +521,7 @@ def context_attention_parts(op: Attention, rank: Rank) -> Parts:
         t = t₀ + max[4·B·H·d·(pairs + δT)/P'·(1 + ε/max(u, 1)), λ·4·d·q·v·S/P']
                + max(u, 1)·c + bytes/(η_m W)
     """
-    constants = rank.machine.context
+    constants = rank.machine.latent_context if op.latent else rank.machine.context
     width = 0.5 * (op.qk_width + op.v_width)
     # Heads wider than 128 run in slices, and gain nothing more.
     reach = minimum(width, 128.0) * (1.0 / 128.0)

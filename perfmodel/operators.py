@@ -89,10 +89,13 @@ class Attention(AbstractOperator):
     `kv_heads` are per rank, `qk_width` and `v_width` per head, `kv_bytes` per cached element.
     `group` starts with the phase, which names the kernel used: "decode" for few queries per
     sequence (split over keys), "prefill" for many (tiled over queries). `narrow` is 1 where the
-    products run in 8-bit arithmetic.
+    products run in 8-bit arithmetic. `cache_width` is how many elements are cached per key and kv
+    head where keys and values are not stored apart; None where they are. `latent` is static: heads
+    share one latent vector per key, in kernels with constants of their own.
     """
 
     phase: Phase = eqx.field(static=True)
+    latent: bool = eqx.field(static=True, default=False, kw_only=True)
     sequences: Real
     queries: Real
     keys: Real
@@ -104,6 +107,17 @@ class Attention(AbstractOperator):
     kv_bytes: Real
     narrow: Real = 0
     count: Real = 1
+    cache_width: Real | None = None
+
+    def cached_width(self) -> Real:
+        """Returns the elements cached per key and kv head: of key and value, or of both at once.
+
+        >>> latent = Attention("a", "decode/attention", "decode", 1, 1, 10, 10, 16, 1, 576, 512, 2,
+        ...                    cache_width=576, latent=True)
+        >>> latent.cache_traffic()  # not 10 · (576 + 512) · 2
+        11520
+        """
+        return self.qk_width + self.v_width if self.cache_width is None else self.cache_width
 
     def sequence_flops(self) -> Real:
         """Returns operations per sequence."""
@@ -114,14 +128,12 @@ class Attention(AbstractOperator):
 
     def sequence_traffic(self) -> Real:
         """Returns bytes read and written per sequence [B]: the cache, queries and results."""
-        width = self.qk_width + self.v_width
-        cache = self.kv_heads * self.keys * width * self.kv_bytes
-        return cache + 2 * self.queries * self.heads * width
+        cache = self.kv_heads * self.keys * self.cached_width() * self.kv_bytes
+        return cache + 2 * self.queries * self.heads * (self.qk_width + self.v_width)
 
     def cache_traffic(self) -> Real:
         """Returns bytes of keys and values read [B]."""
-        width = self.qk_width + self.v_width
-        return self.sequences * (self.kv_heads * self.keys * width * self.kv_bytes)
+        return self.sequences * (self.kv_heads * self.keys * self.cached_width() * self.kv_bytes)
 
     def memory_bytes(self) -> Real:
         return self.sequences * self.sequence_traffic()

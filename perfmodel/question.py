@@ -26,6 +26,7 @@ from perfmodel.errors import InputError, nearest, shorten
 from perfmodel.formats import Precision, PrecisionName, precision_name, precision_numbers
 from perfmodel.machine import Machine
 from perfmodel.models import catalogue as networks
+from perfmodel.models.attention import GroupedQueryAttention
 from perfmodel.models.catalogue import ModelEntry
 from perfmodel.models.mlp import MixtureOfExperts
 from perfmodel.models.transformer import Model
@@ -431,7 +432,9 @@ def check_degrees(
 
     if not cuts(network, shard()):
         body = network.attention[0].body
-        heads = f"{body.heads} heads and {body.kv_heads} kv heads"
+        heads = f"{body.heads} heads"
+        if isinstance(body, GroupedQueryAttention):
+            heads += f" and {body.kv_heads} kv heads"
         if cuts(network, shard(ep=1)):
             valid = [d for d in divisors(tp) if cuts(network, shard(ep=d))]
             raise InputError(

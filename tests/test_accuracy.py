@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 
 from perfmodel._expert_rows import expert_columns, expert_seconds
+from perfmodel._latent_fits import context_operator, decode_operator, latent_columns
 from perfmodel._measurements import EXPERT_FORMATS, one_hot
 from perfmodel.chips import load_chip
 from perfmodel.fabric import all_gather_seconds, all_reduce_seconds, all_to_all_seconds
@@ -70,6 +71,12 @@ def seconds(row: pd.Series, machine: Machine) -> float:
     if row["operator"] in ("all_reduce", "gather"):
         message, ranks = row["message_bytes"], row["num_gpus"]
         return float(COLLECTIVES[row["op"]](message, ranks, machine.fabric))
+    if row["operator"].startswith("latent"):
+        numbers = {k: v[0] for k, v in latent_columns(row.to_frame().T).items()}
+        if row["operator"] == "latent_decode":
+            op = decode_operator(numbers)
+            return float(decode_attention_parts(op, Rank(machine)).total)
+        return float(context_attention_parts(context_operator(numbers), Rank(machine)).total)
     length, queries = row["kv_len"], row["isl"]
     keys = min(length, row["window_size"]) if row["window_size"] > 0 else length
     decode = row["operator"] == "decode"
@@ -117,6 +124,7 @@ def test_sample_covers_chips_and_operators() -> None:
     counts = rows().groupby(["operator", "chip"]).size().unstack()
     assert len(rows()) >= 400
     kinds = {"matmul", "experts", "decode", "context", "all_reduce", "gather"}
+    kinds |= {"latent_decode", "latent_context"}
     assert set(counts.index) == kinds
     assert counts.shape[1] == 6 and (counts >= 10).all().all(), counts
 
@@ -131,6 +139,8 @@ def test_sample_covers_chips_and_operators() -> None:
         ("operator == 'gather'", 0.10),
         ("operator == 'decode'", 0.10),
         ("operator == 'context'", 0.10),
+        ("operator == 'latent_decode'", 0.12),
+        ("operator == 'latent_context'", 0.12),
         ("operator == 'all_reduce'", 0.08),
     ],
 )
