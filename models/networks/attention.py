@@ -93,8 +93,8 @@ class SelfAttention(nnx.Module):
         self.jointly = elements == per_layer
         split = 0 if self.jointly else None
         shapes = ((heads, width), (kv_heads, width)) if self.jointly else ((width,), (width,))
-        self.query_norm = weights.ones(*shapes[0], split=split) if elements else None
-        self.key_norm = weights.ones(*shapes[1], split=split) if elements else None
+        self.query_norm = weights.scales(*shapes[0], split=split) if elements else None
+        self.key_norm = weights.scales(*shapes[1], split=split) if elements else None
 
     def _project(
         self, x: Array, matrix: nnx.Param, bias: nnx.Param | None
@@ -124,7 +124,9 @@ class SelfAttention(nnx.Module):
         over.
         """
         places = start + jnp.arange(x.shape[1])
-        query = self._place(self._project(x, self.query, self.query_bias), self.query_norm, places, axis)
+        query = self._place(
+            self._project(x, self.query, self.query_bias), self.query_norm, places, axis
+        )
         keys = self._place(self._project(x, self.key, self.key_bias), self.key_norm, places, axis)
         values = self._project(x, self.value, self.value_bias)
         seen = places
@@ -143,9 +145,7 @@ class SelfAttention(nnx.Module):
         batch, tokens, heads, width = query.shape
         kv_heads = keys.shape[2]
         grouped = query.reshape(batch, tokens, kv_heads, heads // kv_heads, width)
-        scores = jnp.einsum(
-            "btkgd,bskd->bkgts", grouped, keys, preferred_element_type=jnp.float32
-        )
+        scores = jnp.einsum("btkgd,bskd->bkgts", grouped, keys, preferred_element_type=jnp.float32)
         scores = jnp.where(mask, scores * width**-0.5, -jnp.inf)
         highest = jnp.max(scores, -1, keepdims=True)
         sink = None
@@ -162,14 +162,10 @@ class SelfAttention(nnx.Module):
         return mixed.reshape(batch, tokens, heads, width)
 
 
-def empty_layer_cache(
-    layer: SelfAttention, batch: int, capacity: int, part: int
-) -> LayerCache:
+def empty_layer_cache(layer: SelfAttention, batch: int, capacity: int, part: int) -> LayerCache:
     """Returns room for `capacity` tokens; with a window, for it and a part of `part` tokens."""
     _, kv_heads, width = layer.key.shape
     kept = capacity if layer.window is None else min(capacity, layer.window + part - 1)
     shape = (batch, kept, kv_heads, width)
     kind = layer.key.dtype
     return LayerCache(jnp.zeros(shape, kind), jnp.zeros(shape, kind), layer.window, capacity)
-
-

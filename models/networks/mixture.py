@@ -10,6 +10,7 @@ from flax import nnx
 from jax import Array, lax
 from jaxtyping import Float, Int
 
+from perfmodel.errors import InputError
 from perfmodel.models.mlp import MixtureOfExperts
 from perfmodel.models.networks.mlp import FeedForward, activate, gates_of
 from perfmodel.models.networks.weights import Weights, sum_ranks, whole
@@ -25,6 +26,8 @@ class Mixture(nnx.Module):
         experts, inner = whole(body.experts, "experts"), whole(body.intermediate, "intermediate")
         gates = gates_of(body.gates)
         self.top_k = whole(body.top_k, "top_k")
+        if self.top_k > experts:
+            raise InputError(f"network: top_k {self.top_k} exceeds experts {experts}")
         self.router = weights.matrix(hidden, experts, inner=hidden)
         self.router_bias = weights.vector(experts) if body.router_bias else None
         self.up = weights.matrix(experts, hidden, gates, inner, inner=hidden, split=3)
@@ -32,17 +35,13 @@ class Mixture(nnx.Module):
         self.up_bias = weights.vector(experts, gates, inner, split=2) if body.bias else None
         self.down_bias = weights.vector(experts, hidden) if body.bias else None
         self.shared = None if body.shared is None else FeedForward(body.shared, hidden, weights)
-        self.shared_gate = (
-            weights.matrix(hidden, 1, inner=hidden) if body.shared_gate else None
-        )
+        self.shared_gate = weights.matrix(hidden, 1, inner=hidden) if body.shared_gate else None
 
     def route(
         self, x: Float[Array, "tokens hidden"]
     ) -> tuple[Float[Array, "tokens top_k"], Int[Array, "tokens top_k"]]:
         """Returns the weights of each token's experts, which sum to 1, and the experts."""
-        logits = jnp.einsum(
-            "tm,me->te", x, self.router[...], preferred_element_type=jnp.float32
-        )
+        logits = jnp.einsum("tm,me->te", x, self.router[...], preferred_element_type=jnp.float32)
         if self.router_bias is not None:
             logits = logits + self.router_bias[...]
         highest, chosen = lax.top_k(logits, self.top_k)

@@ -27,7 +27,7 @@ class Norm(nnx.Module):
         if vectors not in (0, 1, 2):
             raise InputError(f"network: norm_vectors must be 0, 1 or 2, not {vectors}")
         self.centred = vectors != 1
-        self.scale = weights.ones(width) if vectors else None
+        self.scale = weights.scales(width) if vectors else None
         self.bias = weights.vector(width) if vectors == 2 else None
 
     def __call__(self, x: Array) -> Array:

@@ -1,9 +1,9 @@
 """Decoders that run: the sublayers of a `Model` in order, between an embedding and an output head.
 
-    network = build(model, nnx.Rngs(0))
-    cache = empty_cache(network, batch=2, capacity=64)
-    logits, cache = prefill(network, prompts, cache)
-    logits, cache = decode(network, jnp.argmax(logits, -1), cache)
+network = build(model, nnx.Rngs(0))
+cache = empty_cache(network, batch=2, capacity=64)
+logits, cache = prefill(network, prompts, cache)
+logits, cache = decode(network, jnp.argmax(logits, -1), cache)
 """
 
 from collections.abc import Sequence
@@ -58,7 +58,10 @@ class Sublayer(nnx.Module):
     """Norm, body, a second norm where the model has one, and the residual."""
 
     def __init__(self, model: Model, body: nnx.Module, weights: Weights) -> None:
-        hidden, vectors = whole(model.hidden, "hidden"), whole(model.norm_vectors, "norm_vectors", 0)
+        hidden, vectors = (
+            whole(model.hidden, "hidden"),
+            whole(model.norm_vectors, "norm_vectors", 0),
+        )
         if model.norms not in (1, 2):
             raise InputError(f"network: norms must be 1 or 2, not {model.norms}")
         self.before = Norm(hidden, vectors, weights)
@@ -107,9 +110,7 @@ class Decoder(nnx.Module):
         self.embedding = weights.matrix(vocabulary, hidden, inner=hidden, split=0)
         # A table may start before the first place.
         self.first_place = positions - model.max_context if positions else 0
-        self.positions = (
-            weights.matrix(positions, hidden, inner=hidden) if positions else None
-        )
+        self.positions = weights.matrix(positions, hidden, inner=hidden) if positions else None
         self.sublayers = nnx.List(
             [Sublayer(model, _body(model, model.blocks[i], weights), weights) for i in order]
         )
@@ -152,9 +153,7 @@ class Decoder(nnx.Module):
     ) -> Float[Array, "*rows vocabulary"]:
         """Returns the logits of hidden states, in 32 bits, of the whole vocabulary."""
         head = self.embedding if self.head is None else self.head
-        y = jnp.einsum(
-            "...m,vm->...v", self.norm(x), head[...], preferred_element_type=jnp.float32
-        )
+        y = jnp.einsum("...m,vm->...v", self.norm(x), head[...], preferred_element_type=jnp.float32)
         return y if axis is None else lax.all_gather(y, axis, axis=y.ndim - 1, tiled=True)
 
     def __call__(
@@ -163,6 +162,10 @@ class Decoder(nnx.Module):
         """Returns the logits after each token, without a cache."""
         x, _ = self.features(tokens, jnp.zeros((), jnp.int32), None, axis)
         return self.logits(x, axis)
+
+
+def _decoder(model: Model, weights: Weights, order: Sequence[int] | None) -> Decoder:
+    return Decoder(model, even_order(model) if order is None else order, weights)
 
 
 def build(
@@ -182,7 +185,7 @@ def build(
 
     Sizes that no network can have are an `InputError`.
     """
-    return Decoder(model, even_order(model) if order is None else order, Weights(rngs, dtype))
+    return _decoder(model, Weights(rngs, dtype), order)
 
 
 def abstract(
@@ -190,11 +193,13 @@ def abstract(
 ) -> Decoder:
     """Returns a network of shapes alone: any size, no memory. Arguments as in `build`.
 
+    It is traced (`nnx.split`, then `jax.eval_shape` or `jax.make_jaxpr`), never run.
+
     >>> from perfmodel.models.catalogue import load_model
     >>> abstract(load_model("llama-3.1-405b").model).embedding.shape
     (128256, 16384)
     """
-    return nnx.eval_shape(lambda: build(model, nnx.Rngs(0), order, dtype))
+    return _decoder(model, Weights(None, dtype), order)
 
 
 def empty_cache(network: Decoder, batch: int, capacity: int, part: int = 1) -> Cache:
@@ -219,9 +224,7 @@ def prefill(
     Tokens that are in the cache already come before: a part of a prompt is prefilled alike.
     """
     if tokens.shape[1] > cache.capacity:
-        raise InputError(
-            f"cache: has room for {cache.capacity} tokens, not {tokens.shape[1]}"
-        )
+        raise InputError(f"cache: has room for {cache.capacity} tokens, not {tokens.shape[1]}")
     x, layers = network.features(tokens, cache.tokens, cache.layers, axis)
     after = Cache(cache.tokens + tokens.shape[1], layers, cache.capacity)
     return network.logits(x[:, -1], axis), after

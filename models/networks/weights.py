@@ -1,9 +1,8 @@
 """Where parameters come from, and how they are cut over ranks."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
@@ -19,39 +18,38 @@ def whole(value: Real, name: str, low: int = 1) -> int:
     return value
 
 
-@functools.partial(jax.jit, static_argnums=(2, 3, 4))
-def _normal(key: Array, index: int, shape: tuple[int, ...], scale: float, kind: str) -> Array:
-    return scale * jax.random.normal(jax.random.fold_in(key, index), shape, kind)
-
-
 class Weights:
-    """A source of parameters of one type, all from one key.
+    """A source of parameters of one type; of shapes alone where there is no `rngs`.
 
     `split` is the axis that ranks share out under tensor parallelism, kept with the parameter;
     None where every rank holds all of it.
     """
 
-    def __init__(self, rngs: nnx.Rngs, dtype: DTypeLike) -> None:
-        # One key for all and a program per shape: drawing keys takes most of the time else.
-        self._key = rngs.params()
-        self._kind = jnp.dtype(dtype).name
-        self._drawn = 0
+    def __init__(self, rngs: nnx.Rngs | None, dtype: DTypeLike) -> None:
+        self._dtype = jnp.dtype(dtype)
+        # Drawn on the host: JAX would compile a program for each shape, a second apiece.
+        seed = None if rngs is None else np.asarray(jax.random.key_data(rngs.params()))
+        self._random = None if seed is None else np.random.default_rng(seed)
 
-    def _draw(self, shape: tuple[int, ...], scale: float, split: int | None) -> nnx.Param:
-        self._drawn += 1
-        return nnx.Param(_normal(self._key, self._drawn, shape, scale, self._kind), split=split)
+    def _parameter(
+        self, shape: tuple[int, ...], mean: float, scale: float, split: int | None
+    ) -> nnx.Param:
+        if self._random is None:
+            return nnx.Param(jax.ShapeDtypeStruct(shape, self._dtype), split=split)
+        values = mean + scale * self._random.standard_normal(shape)
+        return nnx.Param(jnp.asarray(values, self._dtype), split=split)
 
     def matrix(self, *shape: int, inner: int, split: int | None = None) -> nnx.Param:
         """Returns a matrix that keeps the variance of what it multiplies, over `inner`."""
-        return self._draw(shape, inner**-0.5, split)
+        return self._parameter(shape, 0.0, inner**-0.5, split)
 
     def vector(self, *shape: int, split: int | None = None) -> nnx.Param:
         """Returns biases; random, since a bias of zero would hide where it is missing."""
-        return self._draw(shape, 0.1, split)
+        return self._parameter(shape, 0.0, 0.1, split)
 
-    def ones(self, *shape: int, split: int | None = None) -> nnx.Param:
-        """Returns scales of a norm."""
-        return nnx.Param(jnp.ones(shape, self._kind), split=split)
+    def scales(self, *shape: int, split: int | None = None) -> nnx.Param:
+        """Returns scales of a norm, near one."""
+        return self._parameter(shape, 1.0, 0.1, split)
 
 
 def sum_ranks(x: Array, axis: str | None) -> Array:
