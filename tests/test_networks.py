@@ -59,40 +59,36 @@ def small(*blocks: Block, **fields: Any) -> Model:
 
 
 KINDS = {
-    "dense": small(Block(2, GQA), Block(2, SWIGLU)),
-    "biases and norms per head": small(
-        Block(2, GroupedQueryAttention(4, 1, 8, qkv_bias=1, output_bias=1, qk_norm=1, qk_weights=16)),
-        Block(2, SWIGLU),
+    "dense": small(Block(1, GQA), Block(1, SWIGLU)),
+    "tied, biases, norms per head": small(
+        Block(1, GroupedQueryAttention(4, 1, 8, qkv_bias=1, output_bias=1, qk_norm=1, qk_weights=16)),
+        Block(1, SWIGLU),
+        tied=1,
     ),
     "norms over all heads": small(
-        Block(1, GroupedQueryAttention(4, 4, 8, qk_norm=1, qk_weights=64)), Block(1, SWIGLU)
+        Block(1, GroupedQueryAttention(4, 4, 8, qk_norm=1, qk_weights=64)),
+        Block(1, SWIGLU),
+        norm_vectors=0,
     ),
-    "windows, norms around": small(Block(1, GQA), Block(2, NEAR), Block(3, SWIGLU), norms=2),
+    "windows, norms around": small(Block(1, GQA), Block(2, NEAR), Block(1, SWIGLU), norms=2),
     "chunks": small(
         Block(1, GQA),
-        Block(2, GroupedQueryAttention(4, 2, 8, qk_norm=1, window=5, span="chunk")),
-        Block(3, SWIGLU),
+        Block(1, GroupedQueryAttention(4, 2, 8, qk_norm=1, window=5, span="chunk")),
+        Block(1, SWIGLU),
     ),
-    "sinks": small(
+    "sinks, mixture with biases": small(
         Block(1, GroupedQueryAttention(4, 2, 8, sinks=1)),
         Block(1, GroupedQueryAttention(4, 2, 8, sinks=1, window=5, span="window")),
-        Block(2, SWIGLU),
+        Block(1, MixtureOfExperts(6, 3, 12, bias=1, router_bias=1)),
     ),
-    "mixture": small(
-        Block(3, GQA),
-        Block(1, SWIGLU),
-        Block(2, MixtureOfExperts(8, 2, 12, shared=Mlp(12), shared_gate=1)),
+    "shared experts": small(
+        Block(1, GQA), Block(1, MixtureOfExperts(8, 2, 12, shared=Mlp(12), shared_gate=1))
     ),
-    "mixture with biases": small(
-        Block(2, GQA), Block(2, MixtureOfExperts(6, 3, 12, bias=1, router_bias=1))
-    ),
-    "tied": small(Block(2, GQA), Block(2, SWIGLU), tied=1),
     "plain": small(
-        Block(2, GroupedQueryAttention(4, 4, 4, qkv_bias=1, output_bias=1)),
-        Block(2, Mlp(32, gates=1, bias=1)),
+        Block(1, GroupedQueryAttention(4, 4, 4, qkv_bias=1, output_bias=1)),
+        Block(1, Mlp(32, gates=1, bias=1)),
         tied=1, norm_vectors=2, positions=66,
     ),
-    "norms without weights": small(Block(1, GQA), Block(1, SWIGLU), norm_vectors=0),
 }  # fmt: skip
 
 
@@ -163,9 +159,9 @@ def test_a_sink_takes_its_share() -> None:
     layer.query[...] = jnp.zeros_like(layer.query[...])
     layer.sinks[...] = jnp.zeros_like(layer.sinks[...])
     x = jax.random.normal(jax.random.key(0), (1, 3, 8))
-    y, _ = layer(x, jnp.asarray(0))
-    mean = jnp.einsum("bsm,mkd->bkd", x, layer.value[...]) / 4
-    expected = jnp.einsum("bhd,hdm->bm", jnp.repeat(mean, 2, 1), layer.output[...])
+    y = run(lambda x: layer(x, jnp.asarray(0))[0], x)
+    mean = np.einsum("bsm,mkd->bkd", x, layer.value[...]) / 4
+    expected = np.einsum("bhd,hdm->bm", np.repeat(mean, 2, 1), layer.output[...])
     np.testing.assert_allclose(y[:, -1], expected, rtol=1e-4, atol=1e-6)
 
 
@@ -217,18 +213,21 @@ def test_every_expert_by_hand() -> None:
     layer = networks.Mixture(body, 16, Weights(nnx.Rngs(0), jnp.float32))
     assert elements(layer) == body.matrices(16) + body.vectors(16)
     x = jax.random.normal(jax.random.key(0), (10, 16))
-    shares, chosen = layer.route(x)
-    rows = Counter(chosen.reshape(-1).tolist())
-    assert rows.total() == 10 * 2
+
+    def by_hand(x):
+        shares, chosen = layer.route(x)
+        up = jnp.einsum("tm,emgf->tegf", x, layer.up[...]) + layer.up_bias[...]
+        inner = jax.nn.silu(up[..., 0, :]) * up[..., 1, :]
+        each = jnp.einsum("tef,efm->tem", inner, layer.down[...]) + layer.down_bias[...]
+        weight = jnp.zeros((10, 6)).at[jnp.arange(10)[:, None], chosen].set(shares)
+        gate = jax.nn.sigmoid(x @ layer.shared_gate[...])
+        expected = jnp.einsum("te,tem->tm", weight, each) + gate * layer.shared(x)
+        return layer(x), expected, shares, chosen
+
+    y, expected, shares, chosen = run(by_hand, x)
+    np.testing.assert_allclose(y, expected, atol=1e-5)
+    np.testing.assert_allclose(np.sum(shares, -1), 1, atol=1e-6)
     assert all(len(set(token)) == 2 for token in chosen.tolist())
-    up = jnp.einsum("tm,emgf->tegf", x, layer.up[...]) + layer.up_bias[...]
-    inner = jax.nn.silu(up[..., 0, :]) * up[..., 1, :]
-    each = jnp.einsum("tef,efm->tem", inner, layer.down[...]) + layer.down_bias[...]
-    weight = jnp.zeros((10, 6)).at[jnp.arange(10)[:, None], chosen].set(shares)
-    gate = jax.nn.sigmoid(x @ layer.shared_gate[...])
-    expected = jnp.einsum("te,tem->tm", weight, each) + gate * layer.shared(x)
-    np.testing.assert_allclose(layer(x), expected, atol=1e-5)
-    np.testing.assert_allclose(jnp.sum(shares, -1), 1, atol=1e-6)
 
 
 # ------------------------------------------------------------------------------- against operators
@@ -343,7 +342,7 @@ def drawn_model(s: dict[str, Any]) -> Model:
 
 
 @given(s=sizes, batch=st.integers(1, 9), context=st.integers(1, 40))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_decoding_multiplies_what_the_operators_say(
     s: dict[str, Any], batch: int, context: int
 ) -> None:
@@ -356,7 +355,7 @@ def test_decoding_multiplies_what_the_operators_say(
 
 
 @given(s=sizes, batch=st.integers(1, 4), tokens=st.integers(1, 20), cached=st.integers(0, 20))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=6, deadline=None)
 def test_prefill_multiplies_what_the_operators_say(
     s: dict[str, Any], batch: int, tokens: int, cached: int
 ) -> None:
@@ -427,10 +426,11 @@ def test_published_orders_of_layers() -> None:
 
 
 def test_an_order_without_a_file_alternates() -> None:
-    # Attention: windows around the only layer that sees all keys.
-    assert even_order(KINDS["windows, norms around"]) == (1, 2, 0, 2, 1, 2)
+    model = small(Block(1, GQA), Block(2, NEAR), Block(3, SWIGLU))
+    # Windows around the only layer that sees all keys.
+    assert even_order(model) == (1, 2, 0, 2, 1, 2)
     with pytest.raises(InputError, match=r"order names \[2, 0, 0\] .* the model has \[1, 2, 3\]"):
-        networks.abstract(KINDS["windows, norms around"], (0, 0))
+        networks.abstract(model, (0, 0))
 
 
 # ------------------------------------------------------------------------------ tensor parallelism
@@ -484,9 +484,7 @@ def test_ranks_exchange_and_multiply_what_the_operators_say(ranks: int) -> None:
     assert held == weight_bytes(entry.model, BF16, shard)
 
 
-@pytest.mark.parametrize(
-    "kind", ["dense", "mixture with biases", "plain", "sinks", "norms over all heads"]
-)
+@pytest.mark.parametrize("kind", ["norms over all heads", "sinks, mixture with biases", "plain"])
 def test_two_ranks_compute_what_one_does(kind: str) -> None:
     """Ranks as a mapped axis: the same sums and gathers, on one device."""
     network = networks.build(KINDS[kind], nnx.Rngs(0))

@@ -6,6 +6,7 @@ logits, cache = prefill(network, prompts, cache)
 logits, cache = decode(network, jnp.argmax(logits, -1), cache)
 """
 
+import functools
 from collections.abc import Sequence
 
 import jax
@@ -80,6 +81,19 @@ class Sublayer(nnx.Module):
         return x + (y if self.after is None else self.after(y)), cache
 
 
+@functools.partial(jax.jit, static_argnums=(0, 5))
+def _apply(
+    graph: nnx.GraphDef,
+    state: nnx.State,
+    x: Array,
+    start: Array,
+    cache: LayerCache | None,
+    axis: str | None,
+) -> tuple[Array, LayerCache | None]:
+    """Applies a sublayer; equal ones are traced once, so that depth costs little."""
+    return nnx.merge(graph, state)(x, start, cache, axis)
+
+
 def _body(model: Model, block: Block, weights: Weights) -> nnx.Module:
     body, hidden = block.body, whole(model.hidden, "hidden")
     if isinstance(body, GroupedQueryAttention):
@@ -143,7 +157,8 @@ class Decoder(nnx.Module):
         written = []
         for sublayer in self.sublayers:
             attends = left is not None and isinstance(sublayer.body, SelfAttention)
-            x, cache = sublayer(x, start, next(left) if attends else None, axis)
+            past = next(left) if attends else None
+            x, cache = _apply(*nnx.split(sublayer), x, start, past, axis)
             if cache is not None:
                 written.append(cache)
         return x, tuple(written)
