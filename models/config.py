@@ -173,12 +173,13 @@ def _attention_kinds(
 def sublayer_order(config: Mapping[str, Any], where: str = "config.json") -> tuple[int, ...]:
     """Returns the sublayers of a network in order, as indices into the blocks of its `Model`.
 
-    Of a config.json that `parse_config` accepts.
+    Of a config.json that `parse_config` accepts. Here 0 sees all keys, 1 has a window, and 2 is
+    the feed-forward layer.
 
     >>> sizes = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4,
     ...          "num_key_value_heads": 2, "intermediate_size": 128, "vocab_size": 100,
     ...          "max_position_embeddings": 8192, "sliding_window": 1024}
-    >>> sublayer_order({"model_type": "gemma2", **sizes})  # windows, all keys, feed-forward: 1, 0, 2
+    >>> sublayer_order({"model_type": "gemma2", **sizes})
     (1, 2, 0, 2, 1, 2, 0, 2)
     """
     _, arch = _architecture(config, where)

@@ -21,7 +21,7 @@ from perfmodel.models import networks
 from perfmodel.models.attention import GroupedQueryAttention, chunk_pairs, window_pairs
 from perfmodel.models.catalogue import load_model, names
 from perfmodel.models.mlp import MixtureOfExperts, Mlp
-from perfmodel.models.networks.attention import visible
+from perfmodel.models.networks.attention import rotate, visible
 from perfmodel.models.networks.parallel import AXIS
 from perfmodel.models.networks.transformer import even_order
 from perfmodel.models.networks.weights import Weights
@@ -34,7 +34,7 @@ from perfmodel.models.transformer import (
     parameters,
     weight_bytes,
 )
-from perfmodel.operators import Attention, Collective, Matmul, total
+from perfmodel.operators import Attention, Collective, Matmul
 from perfmodel.step import Chunk, Shard, Step, causal_pairs
 
 BF16 = precision("bf16")
@@ -61,7 +61,7 @@ def small(*blocks: Block, **fields: Any) -> Model:
 KINDS = {
     "dense": small(Block(1, GQA), Block(1, SWIGLU)),
     "tied, biases, norms per head": small(
-        Block(1, GroupedQueryAttention(4, 1, 8, qkv_bias=1, output_bias=1, qk_norm=1, qk_weights=16)),
+        Block(1, GroupedQueryAttention(4, 1, 8, 1, 1, qk_norm=1, qk_weights=16)),
         Block(1, SWIGLU),
         tied=1,
     ),
@@ -92,10 +92,14 @@ KINDS = {
 }  # fmt: skip
 
 
-def run(function, *arguments):
-    """Returns what a function of arrays returns; these run once, so compiling is all they cost."""
+def compiled(function):
+    """Returns a function compiled without care: these run a few times, compiling is what costs."""
     fast = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-    return jax.jit(function, compiler_options=fast)(*arguments)
+    return jax.jit(function, compiler_options=fast)
+
+
+def run(function, *arguments):
+    return compiled(function)(*arguments)
 
 
 def elements(network: nnx.Module) -> int:
@@ -114,33 +118,37 @@ def test_cache_and_chunks_change_nothing(kind: str) -> None:
     network = networks.build(KINDS[kind], nnx.Rngs(0))
     assert elements(network) == parameters(KINDS[kind])
     graph, state = nnx.split(network)
-    batch, length, chunk = 2, 13, 7
+    batch, length, chunk = 2, 13, 6
     tokens = jax.random.randint(jax.random.key(1), (batch, length), 0, 50)
+    full = run(lambda s, t: nnx.merge(graph, s)(t), state, tokens)
+    assert float(np.std(full)) > 0.1
+    decode = compiled(lambda s, t, c: networks.decode(nnx.merge(graph, s), t, c))
 
-    def forms(state, tokens):
-        net = nnx.merge(graph, state)
-        whole = networks.empty_cache(net, batch, length, part=length - 1)
-        _, cache = networks.prefill(net, tokens[:, :-1], whole)
-        decoded, cache = networks.decode(net, tokens[:, -1], cache)
-        parts = networks.empty_cache(net, batch, length, part=chunk)
-        chunked, _ = networks.chunked_prefill(net, tokens, parts, chunk)
-        # One at a time, with no more slots than a window needs.
-        ones = networks.empty_cache(net, batch, length)
-        _, rows = jax.lax.scan(
-            lambda past, token: networks.decode(net, token, past)[::-1], ones, tokens.T
-        )
-        return net(tokens), decoded, chunked, rows.swapaxes(0, 1), cache.tokens
+    whole = networks.empty_cache(network, batch, length, part=length - 1)
+    logits, whole = run(
+        lambda s, t, c: networks.prefill(nnx.merge(graph, s), t, c), state, tokens[:, :-1], whole
+    )
+    np.testing.assert_allclose(logits, full[:, -2], atol=1e-4)
+    logits, whole = decode(state, tokens[:, -1], whole)
+    np.testing.assert_allclose(logits, full[:, -1], atol=1e-4)
+    assert whole.tokens == length
 
-    full, decoded, chunked, rows, count = run(forms, state, tokens)
-    assert count == length
-    assert float(jnp.std(full)) > 0.1
-    np.testing.assert_allclose(decoded, full[:, -1], atol=1e-4)
-    np.testing.assert_allclose(chunked, full[:, -1], atol=1e-4)
-    np.testing.assert_allclose(rows, full, atol=1e-4)
+    parts = networks.empty_cache(network, batch, length, part=chunk)
+    logits, _ = run(
+        lambda s, t, c: networks.chunked_prefill(nnx.merge(graph, s), t, c, chunk),
+        state, tokens[:, :-1], parts,
+    )  # fmt: skip
+    np.testing.assert_allclose(logits, full[:, -2], atol=1e-4)
+
+    # One at a time, with no more slots than a window needs.
+    ones = networks.empty_cache(network, batch, length)
+    for i in range(length):
+        logits, ones = decode(state, tokens[:, i], ones)
+        np.testing.assert_allclose(logits, full[:, i], atol=1e-4)
 
 
 def test_what_a_window_hides_changes_nothing() -> None:
-    """The first token is seen by the last of 12 through one layer of window 5 only if it is wide."""
+    """The last of 12 tokens sees the first through one layer of window 12, not of window 5."""
     last = []
     for window in (5, 12):
         body = GroupedQueryAttention(4, 2, 8, window=window, span="window")
@@ -167,14 +175,14 @@ def test_a_sink_takes_its_share() -> None:
 
 def test_rotation_depends_on_distance_alone() -> None:
     x = jax.random.normal(jax.random.key(0), (1, 2, 1, 8))
-    rotate = networks.attention.rotate
 
-    def score(first: int, second: int) -> float:
-        turned = rotate(x, jnp.asarray([first, second]))
-        return float(jnp.sum(turned[0, 0] * turned[0, 1]))
+    def scores(places):
+        turned = [rotate(x, places[i]) for i in range(3)]
+        return jnp.stack([jnp.sum(y[0, 0] * y[0, 1]) for y in turned])
 
-    assert score(3, 7) == pytest.approx(score(103, 107), abs=1e-4)
-    assert abs(score(3, 7) - score(3, 8)) > 1e-2
+    near, far, other = run(scores, jnp.asarray([[3, 7], [103, 107], [3, 8]]))
+    assert near == pytest.approx(far, abs=1e-4)
+    assert abs(near - other) > 1e-2
 
 
 @given(
@@ -436,9 +444,13 @@ def test_an_order_without_a_file_alternates() -> None:
 # ------------------------------------------------------------------------------ tensor parallelism
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
-def test_ranks_exchange_and_multiply_what_the_operators_say(ranks: int) -> None:
-    entry = load_model("llama-3.1-8b")
+@pytest.mark.parametrize(
+    ("name", "ranks"),
+    [("llama-3.1-8b", 1), ("llama-3.1-8b", 2), ("llama-3.1-8b", 4), ("llama-3.1-8b", 8),
+     ("gpt-oss-20b", 4)],
+)  # fmt: skip
+def test_ranks_exchange_and_multiply_what_the_operators_say(name: str, ranks: int) -> None:
+    entry = load_model(name)
     network = networks.abstract(entry.model, entry.order)
     state = nnx.state(network)
     batch, context = 16, 4096
@@ -448,24 +460,27 @@ def test_ranks_exchange_and_multiply_what_the_operators_say(ranks: int) -> None:
     program = jax.make_jaxpr(step)(state, tokens, cache).jaxpr
     shard = Shard(ranks)
     counted = Step(sequences=batch, context=context)
-    assert products(program) == operator_flops(entry.model, counted, shard)
+    traced, expected = products(program), operator_flops(entry.model, counted, shard)
+    assert traced["weights"] == expected["weights"]
+    assert traced["attention"] == expected["attention"]
+    assert traced["experts"] == pytest.approx(expected["experts"], rel=2e-6)
     # Two bytes per element, as operators count them; sums do run in 16 bits.
     sent: Counter[str] = Counter()
     calls: Counter[str] = Counter()
     held = 0
     for eqn, times in primitives(program):
-        name = eqn.primitive.name
-        if name == "shard_map":
+        kind = eqn.primitive.name
+        if kind == "shard_map":
             specs = eqn.params["in_specs"]
             sharded = zip(eqn.invars, specs, strict=True)
             weights = itertools.islice(sharded, len(jax.tree.leaves(state)))
             held = sum(
                 math.prod(v.aval.shape) * 2 // (ranks if AXIS in spec else 1) for v, spec in weights
             )
-        if name.startswith(("psum", "all_gather")):
+        if kind.startswith(("psum", "all_gather")):
             big = max((*eqn.invars, *eqn.outvars), key=lambda v: math.prod(v.aval.shape))
-            assert name.startswith("all_gather") or big.aval.dtype == jnp.bfloat16
-            kind = "all_reduce" if name.startswith("psum") else "all_gather"
+            assert kind.startswith("all_gather") or big.aval.dtype == jnp.bfloat16
+            kind = "all_reduce" if kind.startswith("psum") else "all_gather"
             sent[kind] += 2 * math.prod(big.aval.shape) * times
             calls[kind] += times
     asked: Counter[str] = Counter()
@@ -479,12 +494,13 @@ def test_ranks_exchange_and_multiply_what_the_operators_say(ranks: int) -> None:
             number[op.kind] += op.count
     assert sent == asked
     assert calls == number
-    # By hand: attention and feed-forward of 32 layers and the embedding, 16 × 4096 × 2 bytes each.
-    assert sent["all_reduce"] == 65 * 16 * 4096 * 2
-    assert held == weight_bytes(entry.model, BF16, shard)
+    if name == "llama-3.1-8b":
+        # By hand: 32 times attention and feed-forward, and the embedding, 16 × 4096 × 2 bytes each.
+        assert sent["all_reduce"] == 65 * 16 * 4096 * 2
+        assert held == weight_bytes(entry.model, BF16, shard)
 
 
-@pytest.mark.parametrize("kind", ["norms over all heads", "sinks, mixture with biases", "plain"])
+@pytest.mark.parametrize("kind", ["norms over all heads", "plain"])
 def test_two_ranks_compute_what_one_does(kind: str) -> None:
     """Ranks as a mapped axis: the same sums and gathers, on one device."""
     network = networks.build(KINDS[kind], nnx.Rngs(0))
@@ -543,7 +559,7 @@ def test_what_does_not_fit_is_refused() -> None:
         networks.prefill(network, tokens, networks.empty_cache(network, 1, 20, part=3))
     with pytest.raises(InputError, match="needs a chunk and tokens, not 0 and 9"):
         networks.chunked_prefill(network, tokens, networks.empty_cache(network, 1, 20), 0)
-    with pytest.raises(InputError, match="4 ranks do not share out 2 "):
+    with pytest.raises(InputError, match="4 ranks do not share out 50 "):
         networks.tensor_parallel(network, AbstractMesh((4,), (AXIS,)))
     with pytest.raises(InputError, match=f"one axis '{AXIS}'"):
         networks.tensor_parallel(network, AbstractMesh((2,), ("x",)))

@@ -153,11 +153,10 @@ class Decoder(nnx.Module):
     ) -> tuple[Float[Array, "batch tokens hidden"], tuple[LayerCache, ...]]:
         """Returns the last hidden states, before their norm, and the caches with the tokens."""
         x = self.embed(tokens, start, axis)
-        left = None if layers is None else iter(layers)
+        left = iter(layers or ())
         written = []
         for sublayer in self.sublayers:
-            attends = left is not None and isinstance(sublayer.body, SelfAttention)
-            past = next(left) if attends else None
+            past = next(left, None) if isinstance(sublayer.body, SelfAttention) else None
             x, cache = _apply(*nnx.split(sublayer), x, start, past, axis)
             if cache is not None:
                 written.append(cache)
