@@ -29,7 +29,7 @@ from perfmodel.catalog import (
 )
 from perfmodel.errors import InputError, shorten
 from perfmodel.formats import PrecisionName
-from perfmodel.models.config import caveats, parse_config
+from perfmodel.models.config import caveats, parse_config, sublayer_order
 from perfmodel.models.quantization import suggested_precision
 from perfmodel.models.transformer import Model
 
@@ -50,15 +50,16 @@ _TEXTS = ("name", "title", "source", "confidence")
 class ModelEntry:
     """A network with its provenance.
 
-    Fields: the `model`, exact; `precision` that its file asks for; `source` of the config.json
-    and `confidence` in it; `published` counts and their `sources` (none for a user's own file);
-    `notes` on what the file asks for beyond the model; a `digest` of the file's values, and the
-    `path` it was read from.
+    Fields: the `model`, exact; the `order` of its sublayers, as indices into its blocks;
+    `precision` that its file asks for; `source` of the config.json and `confidence` in it;
+    `published` counts and their `sources` (none for a user's own file); `notes` on what the file
+    asks for beyond the model; a `digest` of the file's values, and the `path` it was read from.
     """
 
     name: str
     title: str
     model: Model
+    order: tuple[int, ...]
     precision: PrecisionName
     source: str
     confidence: str
@@ -143,6 +144,7 @@ def _from_path(path: str) -> ModelEntry:
         name=name,
         title=name,
         model=model,
+        order=sublayer_order(config, where),
         precision=suggested_precision(config, where, model),
         source="the file given",
         confidence="not checked against a published count",
@@ -164,6 +166,7 @@ def _from_catalogue(name: str) -> ModelEntry:
         name=name,
         title=card.title,
         model=model,
+        order=sublayer_order(config, where),
         precision=suggested_precision(config, where, model),
         source=card.source,
         confidence=card.confidence,

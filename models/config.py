@@ -172,18 +172,12 @@ def _attention(
     where: str,
 ) -> Iterator[Block]:
     """Yields the blocks of attention: layers that see all keys, then those that see near ones."""
-    local, window = local_layers(config, arch, layers, context, where)
-    normed = _flag(config, arch, arch.qk_norm, where)
+    kinds, window = _attention_kinds(config, arch, layers, context, where)
     elements = {
         "head": 2 * body.head_dim,
         "layer": (body.heads + body.kv_heads) * body.head_dim,
         "none": 0,
     }
-    # With chunks, layers that see all keys are those without rotary positions: no norms there.
-    kinds = [
-        (near and window is not None, normed * int(near or arch.windows != "chunks"))
-        for near in local
-    ]
     for near, norms in sorted(set(kinds)):
         yield Block(
             kinds.count((near, norms)),
@@ -195,6 +189,47 @@ def _attention(
                 span=("chunk" if arch.windows == "chunks" else "window") if near else "full",
             ),
         )
+
+
+def _attention_kinds(
+    config: Mapping[str, Any], arch: Architecture, layers: int, context: int, where: str
+) -> tuple[list[tuple[bool, int]], int | None]:
+    """Returns whether each layer sees near keys alone and norms queries and keys; the window."""
+    local, window = local_layers(config, arch, layers, context, where)
+    normed = _flag(config, arch, arch.qk_norm, where)
+    # With chunks, layers that see all keys are those without rotary positions: no norms there.
+    kinds = [
+        (near and window is not None, normed * int(near or arch.windows != "chunks"))
+        for near in local
+    ]
+    return kinds, window
+
+
+def sublayer_order(config: Mapping[str, Any], where: str = "config.json") -> tuple[int, ...]:
+    """Returns the sublayers of a network in order, as indices into the blocks of its `Model`.
+
+    Of a config.json that `parse_config` accepts. Here 0 sees all keys, 1 has a window, and 2 is
+    the feed-forward layer.
+
+    >>> sizes = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4,
+    ...          "num_key_value_heads": 2, "intermediate_size": 128, "vocab_size": 100,
+    ...          "max_position_embeddings": 8192, "sliding_window": 1024}
+    >>> sublayer_order({"model_type": "gemma2", **sizes})
+    (1, 2, 0, 2, 1, 2, 0, 2)
+    """
+    _, arch = _architecture(config, where)
+    if arch.nested is not None:
+        config = config[arch.nested]
+    layers = size(config, arch.layers, where, _LIMITS["layers"])
+    context = size(config, arch.context, where, _LIMITS["context"])
+    kinds, _ = _attention_kinds(config, arch, layers, context, where)
+    routed = routed_layers(config, arch.routed, layers, where)
+    attention, feed_forward = sorted(set(kinds)), sorted(set(routed))
+    return tuple(
+        index
+        for kind, sparse in zip(kinds, routed, strict=True)
+        for index in (attention.index(kind), len(attention) + feed_forward.index(sparse))
+    )
 
 
 def _feed_forward(

@@ -234,7 +234,8 @@ class MixtureOfExperts(eqx.Module):
         own = step.rows
         ops: list = [
             Matmul(
-                "router", group, own, self.experts, hidden, 2, 2, precision.head_kernel,
+                "router", group, own, self.experts + self.shared_gate, hidden, 2, 2,
+                precision.head_kernel,
             ),
             # Softmax or sigmoid, the choice of k, and sorting tokens by expert. Engines fuse these
             # kernels differently; the floor of grouped products holds the launches of all of them.
