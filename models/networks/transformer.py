@@ -18,6 +18,7 @@ from jaxtyping import Float, Int
 
 from perfmodel.errors import InputError
 from perfmodel.models.attention import GroupedQueryAttention
+from perfmodel.models.mla import LatentAttention
 from perfmodel.models.mlp import MixtureOfExperts
 from perfmodel.models.networks.attention import SelfAttention, empty_layer_cache
 from perfmodel.models.networks.cache import Cache, LayerCache
@@ -96,9 +97,14 @@ def _apply(
 
 def _body(model: Model, block: Block, weights: Weights) -> nnx.Module:
     body, hidden = block.body, whole(model.hidden, "hidden")
+    if isinstance(body, LatentAttention):
+        raise InputError(
+            "network: latent attention has none yet (nearest: grouped-query attention)"
+        )
     if isinstance(body, GroupedQueryAttention):
         # Beside layers that see chunks, those that see all keys have no positions at all.
-        chunked = any(other.body.span == "chunk" for other in model.attention)
+        spans = [getattr(other.body, "span", "full") for other in model.attention]
+        chunked = "chunk" in spans
         rotary = not model.positions and (body.span == "chunk" or not chunked)
         return SelfAttention(body, hidden, rotary, weights)
     if isinstance(body, MixtureOfExperts):
