@@ -81,6 +81,7 @@ def random_designs(mixture: bool = False) -> list[tuple[Plan, Load]]:
     )
     load = Load(isl=spread(128, 32768), osl=spread(16, 4096), prefix_hit=0 * one, burst=0 * one)
     both = question.numbers((plan, load))
+    both = jax.tree.map(lambda leaf: np.broadcast_to(leaf, (COUNT,)), both)
     return [
         jax.device_put(jax.tree.map(lambda leaf, i=i: leaf[i : i + BLOCK], both))
         for i in range(0, COUNT, BLOCK)

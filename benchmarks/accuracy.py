@@ -15,7 +15,11 @@ _NAMES = {
     "matmul": "matrix products",
     "decode": "decode attention",
     "context": "context attention",
+    "experts": "expert layers",
+    "latent_decode": "decode attention, latent",
+    "latent_context": "context attention, latent",
     "all_reduce": "all-reduce",
+    "gather": "gathers and all-to-alls",
 }
 
 

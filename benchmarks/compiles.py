@@ -32,8 +32,10 @@ def run(quick: bool) -> Iterator[Result]:
     for span in seen[COMPILE]:
         groups.setdefault(span[2], []).append(span)
     main = max(groups, key=lambda name: covered(groups[name]))
-    note = f"{len(networks)} networks, {len(known)} chips, {len(formats)} formats: {main}"
-    yield Result("programs of the estimate", len(groups[main]), "1", 1, note)
+    kinds = {jax.tree.structure(catalogue.load_model(name).model) for name in networks}
+    asked_of = f"{len(networks)} networks, {len(known)} chips, {len(formats)} formats"
+    note = f"one a structure; {asked_of}: {main}"
+    yield Result("programs of the estimate", len(groups[main]), "1", len(kinds), note)
     others = {name: spans for name, spans in groups.items() if name != main}
     listed = ", ".join(f"{name} × {len(spans)}" for name, spans in others.items())
     yield Result("others", sum(map(len, others.values())), "1", note=listed)
