@@ -6,7 +6,7 @@ import equinox as eqx
 import jax.numpy as jnp
 
 from perfmodel.formats import Precision
-from perfmodel.operators import Collective, Matmul, Operators, Vector
+from perfmodel.operators import Collective, CollectiveKind, Matmul, Operators, Vector
 from perfmodel.relax import Real, as_real, divide, inverse, minimum
 from perfmodel.step import Shard, Step
 
@@ -18,33 +18,27 @@ Source: expected largest of n standard normals, 1.424 at n = 8, 2.343 at n = 64 
 _KINK = 0.01
 
 
-def gather_rows(name: str, group: str, step: Step, hidden: Real, shard: Shard) -> Operators:
-    """Returns what brings the tokens of all attention groups to every rank; nothing for one."""
+def gather_rows(
+    name: str, kind: CollectiveKind, rows: Real, group: str, hidden: Real, shard: Shard
+) -> Operators:
+    """Returns what brings the tokens of all attention groups to the ranks; nothing for one."""
     if shard.attention_groups is None:
         return ()
     several = minimum(shard.attention_groups - 1, 1)
-    return (
-        Collective(
-            f"{name}_all_gather", group, "all_gather", step.all_rows, hidden, shard.ranks,
-            count=several,
-        ),
-    )  # fmt: skip
+    return (Collective(name, group, kind, rows, hidden, shard.ranks, count=several),)
 
 
-def reduce_rows(name: str, group: str, step: Step, hidden: Real, shard: Shard) -> Operators:
-    """Returns what sums the ranks' partial results: to all ranks, or each to its own group."""
-    rows = step.all_rows
-    reduce = Collective(f"{name}_all_reduce", group, "all_reduce", rows, hidden, shard.ranks)
-    if shard.attention_groups is None:
-        return (reduce,)
-    several = minimum(shard.attention_groups - 1, 1)
-    return (
-        eqx.tree_at(lambda op: op.count, reduce, 1 - several),
-        Collective(
-            f"{name}_reduce_scatter", group, "reduce_scatter", rows, hidden, shard.ranks,
-            count=several,
-        ),
-    )  # fmt: skip
+def reduce_rows(
+    name: str, kind: CollectiveKind, rows: Real, group: str, step: Step, hidden: Real, shard: Shard
+) -> Operators:
+    """Returns what sums the ranks' partial results: for one group to all ranks, for several by
+    what brought its tokens, backwards."""
+    several = gather_rows(name, kind, rows, group, hidden, shard)
+    one = 1 if not several else 1 - several[0].count
+    whole = Collective(
+        "ffn_all_reduce", group, "all_reduce", step.all_rows, hidden, shard.ranks, count=one
+    )
+    return (whole, *several)
 
 
 class Mlp(eqx.Module):
@@ -106,10 +100,11 @@ class Mlp(eqx.Module):
     def operators(self, hidden: Real, step: Step, shard: Shard, precision: Precision) -> Operators:
         """Returns the operators of one layer on one rank."""
         group = f"{step.phase}/ffn"
+        rows = step.all_rows
         return (
-            *gather_rows("ffn", group, step, hidden, shard),
+            *gather_rows("ffn_all_gather", "all_gather", rows, group, hidden, shard),
             *self.products("", hidden, step, shard, precision),
-            *reduce_rows("ffn", group, step, hidden, shard),
+            *reduce_rows("ffn_reduce_scatter", "reduce_scatter", rows, group, step, hidden, shard),
         )
 
 
@@ -231,7 +226,7 @@ class MixtureOfExperts(eqx.Module):
             precision.expert_kernel, precision.expert_column_bytes, touched,
         )  # fmt: skip
         # Every rank routes all tokens that it holds: those of its own attention group.
-        own = step.rows
+        own, moved = step.rows, self._moved(step, shard)
         ops: list = [
             Matmul(
                 "router", group, own, self.experts + self.shared_gate, hidden, 2, 2,
@@ -243,7 +238,7 @@ class MixtureOfExperts(eqx.Module):
                 "routing", group, own, 2 * self.experts, 2 * self.top_k, 8 * self.experts,
                 element_bytes=4, launches=0,
             ),
-            *self._dispatch(group, step, hidden, shard),
+            *gather_rows("expert_dispatch", "all_to_all", moved, group, hidden, shard),
             Matmul(
                 "expert_up_projection", group, each, self.gates * inner, hidden, *weights,
                 experts=True,
@@ -263,7 +258,7 @@ class MixtureOfExperts(eqx.Module):
         ]  # fmt: skip
         if self.shared is not None:
             ops += self.shared.products("shared_", hidden, step, shard, precision)
-        ops += self._combine(group, step, hidden, shard)
+        ops += reduce_rows("expert_combine", "all_to_all", moved, group, step, hidden, shard)
         return tuple(ops)
 
     def _moved(self, step: Step, shard: Shard) -> Real:
@@ -275,29 +270,3 @@ class MixtureOfExperts(eqx.Module):
         if shard.expert_ranks is None:
             return step.all_rows
         return step.all_rows * minimum(self.top_k * inverse(shard.expert_ranks), 1.0)
-
-    def _dispatch(self, group: str, step: Step, hidden: Real, shard: Shard) -> Operators:
-        if shard.attention_groups is None:
-            return ()
-        several = minimum(shard.attention_groups - 1, 1)
-        rows = self._moved(step, shard)
-        return (
-            Collective(
-                "expert_dispatch", group, "all_to_all", rows, hidden, shard.ranks, count=several
-            ),
-        )
-
-    def _combine(self, group: str, step: Step, hidden: Real, shard: Shard) -> Operators:
-        reduce = Collective(
-            "ffn_all_reduce", group, "all_reduce", step.all_rows, hidden, shard.ranks
-        )
-        if shard.attention_groups is None:
-            return (reduce,)
-        several = minimum(shard.attention_groups - 1, 1)
-        rows = self._moved(step, shard)
-        return (
-            eqx.tree_at(lambda op: op.count, reduce, 1 - several),
-            Collective(
-                "expert_combine", group, "all_to_all", rows, hidden, shard.ranks, count=several
-            ),
-        )

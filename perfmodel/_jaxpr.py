@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jax.extend import core
 from jax.interpreters import partial_eval
 
+from perfmodel.errors import InputError
 from perfmodel.symbols import Size, parse
 
 
@@ -102,7 +103,7 @@ def value_of(aval: Any) -> Value:
 def _size(dimension: Any) -> Size:
     """Returns a dimension as an integer, or as an expression where it is symbolic."""
     if isinstance(dimension, core.Var):
-        raise NotImplementedError("a shape that depends on data")
+        raise InputError("trace: a shape depends on data, and cannot be counted")
     if isinstance(dimension, int) or hasattr(dimension, "__index__"):
         return operator.index(dimension)
     # JAX prints symbolic dimensions in the syntax in which it reads them.

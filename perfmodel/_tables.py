@@ -482,7 +482,8 @@ def predictions_table(found: "Predictions", faults: int = 20) -> "Group":
         before = row["by"]
     listed = told["not_predicted"]
     words = [
-        f"{len(fault['lines']):,} rows: {fault['status']} (line {_places(fault['lines'])})"
+        f"{len(fault['lines']):,} row{'s' * (len(fault['lines']) > 1)}: {fault['status']} "
+        f"(line {_places(fault['lines'])})"
         for fault in sorted(listed, key=lambda fault: -len(fault["lines"]))[:faults]
     ]
     more = [f"and {len(listed) - faults} more reasons"] if len(listed) > faults else []

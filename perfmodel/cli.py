@@ -194,7 +194,7 @@ def estimate(
     kv: Annotated[str | None, typer.Option(help="Format of the KV cache.")] = None,
     engine: _Engine = "neutral",
     chunk: Annotated[
-        int | None, typer.Option(help="Most prompt tokens in a step.", show_default="2048, or ISL")
+        int | None, typer.Option(help="Most prompt tokens in a step.", show_default="the engine's")
     ] = None,
     replicas: Annotated[int, typer.Option(help="Equal replicas.")] = 1,
     slo_ttft: _Ttft = None,

@@ -70,7 +70,8 @@ def one_design(
         slo_ttft=slo_ttft, slo_tpot=slo_tpot, price=price, ownership=ownership,
         electricity=electricity, pue=pue, lifetime=lifetime,
     )  # fmt: skip
-    most = question.CHUNK if chunk is None else question.whole("chunk", chunk)
+    budget = int(asked.engine.engine.token_budget)
+    most = budget if chunk is None else question.whole("chunk", chunk)
     design = designs(
         **degrees,
         batch=question.whole("batch", batch),
@@ -120,7 +121,7 @@ def estimate(
         attention_dp: groups of a stage's ranks that attend to requests of their own.
         cp: ranks of a group over which each sequence's keys are spread.
         batch: concurrent requests per replica.
-        chunk: most prompt tokens in a step [2048]; shorter prompts share one.
+        chunk: most prompt tokens in a step [the engine's]; shorter prompts share one.
         replicas: equal replicas.
         isl, osl: prompt and output tokens.
         prefix_hit: share of the prompt that is cached already [0, 1).

@@ -38,9 +38,6 @@ ModelLike = str | os.PathLike[str] | ModelEntry
 ChipLike = str | os.PathLike[str] | Chip
 EngineLike = str | os.PathLike[str] | EngineEntry
 
-CHUNK = 2048
-"""Prompt tokens in one step where none are asked for; the default of vLLM's scheduler."""
-
 _MOST = 1_000_000_000
 _MOST_DOLLARS = 1e5
 

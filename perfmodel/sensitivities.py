@@ -127,7 +127,7 @@ def sensitivity(*args: Any, **kwargs: Any) -> xr.Dataset:
     model, chip, options = *bound.args, bound.kwargs
     verdict = evaluation.estimate(model, chip, **options)
     asked, design = evaluation.one_design(model, chip, **options)
-    first = (asked.machines, asked.precisions, design.plan())
+    first = (asked.machines, asked.precisions, design.plan(asked.network.is_mixture))
     machine, precision, plan = jax.tree.map(lambda leaf: leaf[0], first)
     neutral = question.numbers(Efficiencies())
     inputs = Inputs(machine, question.numbers(asked.engine.engine), neutral)
