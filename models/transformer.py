@@ -172,7 +172,7 @@ def norm_operators(model: Model, step: Step) -> Operators:
     return (
         Vector(
             "residual_and_norm", f"{step.phase}/rest", step.rows, 2 * h, 2 * h, 5 * h,
-            count=model.sublayers * model.norms,
+            count=model.sublayers * model.norms, reductions=1,
         ),
     )  # fmt: skip
 
@@ -199,6 +199,7 @@ def head_operators(model: Model, step: Step, shard: Shard, precision: Precision)
         ),
         Vector(
             "final_norm", group, logits, model.hidden, model.hidden, 4 * model.hidden,
+            reductions=1,
         ),
         Matmul(
             "output_head", group, logits, columns, model.hidden,

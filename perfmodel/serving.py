@@ -26,10 +26,11 @@ import equinox as eqx
 import jax.numpy as jnp
 from jax import Array
 
+from perfmodel import tiers as memory
 from perfmodel.efficiencies import Efficiencies
 from perfmodel.fabric import crossing_usage
 from perfmodel.formats import Precision
-from perfmodel.machine import Machine, Rank, Usage
+from perfmodel.machine import Machine, Placed, Rank, Usage
 from perfmodel.models.transformer import (
     Model,
     activation_bytes,
@@ -136,7 +137,7 @@ class Footprint(NamedTuple):
 
     Fields: `weights`; intermediate results of a `chunk` and of each decoding `sequence` of a pass;
     keys and values `shared` by all requests, and `live` of each; the relative `margin` with one
-    request; `admitted` requests.
+    request; `admitted` requests; `free`, bytes of each memory tier for weights, keys and values.
     """
 
     weights: Array
@@ -146,6 +147,7 @@ class Footprint(NamedTuple):
     live: Array
     margin: Array
     admitted: Array
+    free: tuple[Array, ...]
 
 
 class Pass(NamedTuple):
@@ -193,6 +195,15 @@ def _stage_share(model: Model, plan: Plan, shard: Shard) -> Array:
     return per_stage * inverse(shard.share)
 
 
+def placed(machine: Machine, plan: Plan, room: Footprint, running: Real) -> Placed | None:
+    """Returns where weights and keys of `running` requests lie; None where one tier holds all."""
+    if plan.offload is None:
+        return None
+    kv = room.live * running + room.shared
+    first = 1.0 if plan.weights_first is None else plan.weights_first
+    return memory.place(machine, room.free, room.weights, kv, first)
+
+
 def attention_groups(plan: Plan) -> Array | None:
     """Returns how many attention groups have work; None where the plan has no such choice.
 
@@ -232,13 +243,15 @@ def footprint(
     shared = kv_bytes(model, precision, cached, shard) * part
     live = pages(prefill.new_tokens + 0.5 * load.osl)
     whole = pages(prefill.new_tokens + load.osl)
-    capacity = machine.memory.capacity[0]
-    free = capacity * engine.memory_fraction - weights - chunk - engine.workspace - shared
+    tiers = memory.capacity(machine, engine.memory_fraction, plan.offload)
+    # Intermediate results and the engine's own stay in the fastest memory.
+    tiers = [tiers[0] - chunk - engine.workspace, *tiers[1:]]
+    free = sum(tiers[1:], tiers[0]) - weights - shared
     held = pages(prefill.new_tokens + engine.reservation * load.osl)
     each = held + sequence * inverse(plan.stages)
     admitted = floor(maximum(free, 0.0) * inverse(each))
-    margin = (free - sequence - whole) / capacity
-    return Footprint(weights, chunk, sequence, shared, live, margin, admitted)
+    margin = (free - sequence - whole) / machine.memory.capacity[0]
+    return Footprint(weights, chunk, sequence, shared, live, margin, admitted, tuple(tiers))
 
 
 class Passes(NamedTuple):
@@ -396,7 +409,8 @@ def estimate(
 
     others = maximum(0.0, running - 1.0)
     micro, chunks, decode_step, mixed_step = passes(load, plan, prefill, running, engine)
-    rank = Rank(served(machine, engine), shard.share, efficiencies)
+    lying = placed(machine, plan, room, running)
+    rank = Rank(served(machine, engine), shard.share, efficiencies, lying)
     decode = run_step(rank, model, decode_step, plan, precision, engine)
     mixed = run_step(rank, model, mixed_step, plan, precision, engine)
     # With one stage both are equal, always; the derivative is then that of the latency.
