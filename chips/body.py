@@ -154,7 +154,7 @@ def body(fields: Mapping[str, Real], constants: Mapping[str, Real]) -> Machine:
             **part("fabric"),
         ),
         mesh=Mesh(zero, zero, zero),
-        floors=Floors(**part("floors")),
+        floors=Floors(hosted=1.0 - fields.get("static", zero), **part("floors")),
         power=Power(idle=fields["idle_power"], running=running, limit=fields["tdp"]),
         price=fields["rent"] / HOUR,
     )

@@ -106,6 +106,7 @@ CONSTANTS = (
     Field("fabric.gather_growth", "1", "its growth with the group", -5.0, 5.0),
     Field("memory.vector_stream", "1", "share of bandwidth, element-wise kernels", *_SHARE),
     Field("memory.vector_floor", "s", "time of the smallest element-wise kernel", *_TIME),
+    Field("mesh.reduction", "1", "time of a sum over a mesh, over that of its hops", 0.0, 10.0),
     Field("floors.serial", "s", "added to every layer", *_TIME),
     Field("floors.launch", "s", "to launch a layer, beside the device", *_TIME),
     Field("power.running", "1", "power of a running chip before any work, share of tdp", 0.0, 1.0),
@@ -115,6 +116,7 @@ CONSTANTS = (
 )
 
 _NEUTRAL = {
+    "reduction": 1.0,
     "efficiency": 1.0,
     "stream": 1.0,
     "vector_stream": 1.0,

@@ -19,7 +19,7 @@ from perfmodel.catalog import Field, Number, Sheet
 from perfmodel.errors import InputError, nearest, shorten
 from perfmodel.kernels import KERNELS
 
-FAMILIES = ("hbm_gpu",)
+FAMILIES = ("hbm_gpu", "wafer", "lpu", "corsair", "dataflow")
 """Chip families, by the name a datasheet gives: each has a module and a table of assumptions."""
 
 _RATE = (1e9, 1e20)
@@ -44,6 +44,8 @@ PARTICULAR = (
     Field("open_ends", "1", "1: a torus without links around its ends", 0.0, 1.0),
     Field("in_network", "1", "1: switches add up what passes through them", 0.0, 1.0),
     Field("regions", "1", "most stages of a pipeline side by side on one chip", 1.0, 1e4),
+    Field("static", "1", "1: runs a compiled schedule, without a host between steps", 0.0, 1.0),
+    Field("prompt_chunk", "token", "prompt tokens in a step, where a plan does not say", 1.0, 1e6),
     Field("wire_bytes", "B", "one activation element on the wire between chips", 0.25, 8.0),
 )
 

@@ -74,7 +74,9 @@ def one_design(
         electricity=electricity, pue=pue, lifetime=lifetime,
     )  # fmt: skip
     budget = int(asked.engine.engine.token_budget)
-    most = budget if chunk is None else question.whole("chunk", chunk)
+    own = machine.fields.get("prompt_chunk")
+    usual = budget if own is None else int(own.value or budget)
+    most = usual if chunk is None else question.whole("chunk", chunk)
     design = designs(
         **degrees,
         offload=question.share("offload", offload),

@@ -251,10 +251,13 @@ class Floors(eqx.Module):
 
     Fields: `serial` is added to every layer [s]; `launch` is what the host needs to launch a
     layer, in parallel with the device: a step takes the larger of the two [s]. Neutral 0.
+    `hosted` is 1 where serving software runs beside the chip, with its host times and workspace,
+    and 0 where the chip runs a compiled schedule.
     """
 
     serial: Array = _real()
     launch: Array = _real()
+    hosted: Array = _real()
 
 
 class Power(eqx.Module):

@@ -245,7 +245,7 @@ def footprint(
     whole = pages(prefill.new_tokens + load.osl)
     tiers = memory.capacity(machine, engine.memory_fraction, plan.offload)
     # Intermediate results and the engine's own stay in the fastest memory.
-    tiers = [tiers[0] - chunk - engine.workspace, *tiers[1:]]
+    tiers = [tiers[0] - chunk - engine.workspace * machine.floors.hosted, *tiers[1:]]
     free = sum(tiers[1:], tiers[0]) - weights - shared
     held = pages(prefill.new_tokens + engine.reservation * load.osl)
     each = held + sequence * inverse(plan.stages)
@@ -304,11 +304,12 @@ def unhidden(
     count = as_real(model.layers)
     # Steps of decoding sequences alone are captured in a graph; others are launched one by one.
     gaps = engine.launch_graph if step.chunk is None else engine.launch_eager
-    serial = (floors.serial + gaps) * count
+    serial = (floors.serial + gaps * floors.hosted) * count
     waiting = serial + maximum(floors.launch * count - (layers + serial), 0.0)
     host = as_real(engine.host_step + engine.host_sequence * step.sequences)
     if step.chunk is not None:
         host = host + engine.host_prefill + engine.host_request * step.chunk.ends
+    host = host * floors.hosted
     crossings = maximum(minimum(as_real(plan.chips), plan.stages) - 1.0, 0.0)
     return {
         "launches": (1, Usage(waiting, latency=waiting)),
@@ -506,7 +507,7 @@ def estimate(
         weight_bytes=room.weights,
         kv_bytes=kv,
         activation_bytes=activations,
-        memory_bytes=room.weights + kv + activations + engine.workspace,
+        memory_bytes=room.weights + kv + activations + engine.workspace * machine.floors.hosted,
         chip_power=chip_power,
         power=watts * plan.replicas,
         energy_per_output_token=watts * decode_busy * per_output,
