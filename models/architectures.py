@@ -12,24 +12,29 @@ from typing import Any, Literal
 Flag = int | str
 """0 or 1, or the name of the key that says which (false where absent, unless in `on`)."""
 
-Windows = Literal["none", "all", "late", "alternate", "pattern", "chunks"]
+Windows = Literal["none", "all", "late", "alternate", "pattern", "chunks", "flagged"]
 """Which layers see only near keys: none; all; those from `max_window_layers`; every other one from
-the first; all but each last of `sliding_window_pattern`; those with rotary positions, by chunks."""
+the first; all but each last of `sliding_window_pattern`; those with rotary positions, by chunks;
+those with a 1 in `hybrid_layer_pattern`."""
 
-Sparse = Literal["all", "steps", "after", "interleaved"]
+Sparse = Literal["all", "steps", "after", "interleaved", "flagged", "named"]
 """Which layers are mixtures of experts: all; each `decoder_sparse_step`th outside
-`mlp_only_layers`; those from `first_k_dense_replace`; each `interleave_moe_layer_step`th."""
+`mlp_only_layers`; those from `first_k_dense_replace`; each `interleave_moe_layer_step`th; those
+with a 1 in `moe_layer_freq`; those in `moe_layers_enum`, else from `first_k_dense_replace`."""
 
 _WINDOW_KEYS: Mapping[Windows, tuple[str, ...]] = {
     "late": ("max_window_layers",),
     "pattern": ("sliding_window_pattern", "_sliding_window_pattern"),
     "chunks": ("attention_chunk_size", "no_rope_layers", "no_rope_layer_interval"),
+    "flagged": ("hybrid_layer_pattern",),
 }
 _SPARSE_KEYS: Mapping[Sparse, tuple[str, ...]] = {
     "all": (),
     "steps": ("decoder_sparse_step", "mlp_only_layers"),
     "after": ("first_k_dense_replace",),
     "interleaved": ("interleave_moe_layer_step", "moe_layers"),
+    "flagged": ("moe_layer_freq",),
+    "named": ("moe_layers_enum", "first_k_dense_replace"),
 }
 
 
@@ -38,8 +43,10 @@ class Routed:
     """How the mixtures of experts of an architecture are read.
 
     Fields: the keys of the number of `experts`, of those chosen and of their `width`; which layers
-    are such (`sparse`); flags of biases; `shared`, how many experts of the same width every token
-    takes besides, or the key of that number.
+    are such (`sparse`); flags of biases; `shared`, how many experts every token takes besides, or
+    the key of that number; `shared_width`, the key of their width where it is not the same;
+    `enabled`, a key that switches mixtures on, where there is one; `norms` of a mixture beyond
+    those of any feed-forward layer.
     """
 
     experts: str
@@ -49,11 +56,56 @@ class Routed:
     bias: int = 0
     router_bias: Flag = 0
     shared: int | str = 0
+    shared_width: str | None = None
+    enabled: str | None = None
+    norms: int = 0
 
     def keys(self) -> tuple[str, ...]:
         """Returns the keys that are read."""
-        named = [key for key in (self.router_bias, self.shared) if isinstance(key, str)]
+        keys = (self.router_bias, self.shared, self.shared_width, self.enabled)
+        named = [key for key in keys if isinstance(key, str)]
         return (self.experts, self.width, self.top_k, *_SPARSE_KEYS[self.sparse], *named)
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """Keys of attention layers of one kind, where they differ from those of the whole network.
+
+    Fields: keys of sizes, which keep the network's where None or absent; `sinks`; `key_values`, a
+    flag of layers whose values are their keys, to which alone `kv_heads` then applies; `inside`,
+    the key of an object that holds the others.
+    """
+
+    heads: str | None = None
+    kv_heads: str | None = None
+    head_dim: str | None = None
+    v_width: str | None = None
+    sinks: Flag = 0
+    key_values: str | None = None
+    inside: str | None = None
+
+    def keys(self) -> tuple[str, ...]:
+        """Returns the keys that are read of the whole network's object."""
+        named = (self.heads, self.kv_heads, self.head_dim, self.v_width)
+        own = (*named, self.sinks, self.key_values) if self.inside is None else (self.inside,)
+        return tuple(key for key in own if isinstance(key, str))
+
+
+@dataclasses.dataclass(frozen=True)
+class Parallel:
+    """Blocks whose attention and feed-forward layer see the same input: their results are added.
+
+    Fields: `when`, the flag of such blocks; `norms`, how many norms a block has (1 where both
+    layers see one normalised input), or the key of that number, and the flag that makes it 2 where
+    that is absent.
+    """
+
+    when: str
+    norms: int | tuple[str, str] = 1
+
+    def keys(self) -> tuple[str, ...]:
+        """Returns the keys that are read."""
+        return (self.when, *(() if isinstance(self.norms, int) else self.norms))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +131,8 @@ class Architecture:
 
     Fields: the `classes` its `architectures` key may name; `nested`, the key of the object that
     holds the decoder, where vision layers stand beside it, and `decoder`, the `model_type` in
-    there where that is not the same with `_text`; the keys of the sizes; `gates` of the
+    there where that is not the same with `_text` (`flat` where files without vision layers have
+    the sizes outside); the keys of the sizes; `gates` of the
     feed-forward layer (2 with a gate, else 1); flags of biases, of attention `sinks` and of
     query and key norms, whose weights are one head's (`qk_weights`), all heads' or none;
     `norm_vectors` and `norms` as in `Model`; `on`, flags that are true where absent; `tied`,
@@ -90,11 +143,21 @@ class Architecture:
     without `use_sliding_window`; `window_default`, its size where absent; `latent` attention in
     place of grouped queries; `routed` experts; `fixed`, values that keys must have where
     present; `repeated`, keys that may only repeat another.
+
+    Where layers differ: `full` and `near`, attention that sees all keys or has a window;
+    `kv_shared`, the key of how many last layers use the cache of an earlier one of their kind;
+    `gate`, a flag of gates per head; `blocks`, the key of a list with an object per layer.
+    `parallel` blocks; `multi_query`, a flag of one kv head for all, and the flag that overrules it;
+    `embedding_norm`, 1 where embeddings are normalised. `inner` and `longest`, the inner width in
+    hidden ones and the longest context where a file does not give them, because its class has no
+    such key or a fixed one; `spellings`, other names of keys; `harmless`, keys that change no count
+    though they look as if.
     """
 
     classes: tuple[str, ...]
     nested: str | None = None
     decoder: str | None = None
+    flat: bool = False
     hidden: str = "hidden_size"
     layers: str = "num_hidden_layers"
     heads: str = "num_attention_heads"
@@ -124,6 +187,18 @@ class Architecture:
     routed: Routed | None = None
     fixed: tuple[tuple[str, Any], ...] = ()
     repeated: tuple[tuple[str, str], ...] = ()
+    full: Variant | None = None
+    near: Variant | None = None
+    kv_shared: str | None = None
+    gate: Flag = 0
+    blocks: str | None = None
+    parallel: Parallel | None = None
+    multi_query: tuple[str, str] | None = None
+    embedding_norm: int = 0
+    inner: int | None = None
+    longest: int | None = None
+    spellings: tuple[tuple[str, str], ...] = ()
+    harmless: tuple[str, ...] = ()
 
     @property
     def window_key(self) -> str:
@@ -137,18 +212,23 @@ class Architecture:
 
     def optional(self) -> tuple[str, ...]:
         """Returns the keys that change a count and may be left out."""
-        flags = (self.qkv_bias, self.output_bias, self.mlp_bias, self.qk_norm)
+        flags = (self.qkv_bias, self.output_bias, self.mlp_bias, self.qk_norm, self.gate)
         named = [flag for flag in flags if isinstance(flag, str)]
         switches = ("tie_word_embeddings", "sliding_window", "use_sliding_window", "layer_types")
         routed = () if self.routed is None else self.routed.keys()
         windows = _WINDOW_KEYS.get(self.windows, ())
         latent = () if self.latent is None else self.latent.keys()
-        return (self.kv_heads, "head_dim", *named, *switches, *windows, *latent, *routed)
+        parts = (self.full, self.near, self.parallel)
+        kinds = [key for part in parts if part is not None for key in part.keys()]
+        more = (*(self.multi_query or ()), *(k for k in (self.kv_shared, self.blocks) if k))
+        return (
+            self.kv_heads, "head_dim", *named, *switches, *windows, *latent, *routed, *kinds, *more,
+        )  # fmt: skip
 
     def reads(self) -> frozenset[str]:
         """Returns all keys that count."""
         more = (key for key, _ in (*self.fixed, *self.repeated))
-        return frozenset((*self.required(), *self.optional(), *more))
+        return frozenset((*self.required(), *self.optional(), *more, *self.harmless))
 
 
 _QWEN2 = Architecture(
@@ -208,6 +288,69 @@ _DEEPSEEK = Architecture(
     repeated=(("num_key_value_heads", "num_attention_heads"),),
 )
 _INDEXED = Latent(sparse=("index_n_heads", "index_head_dim", "index_topk"))
+
+# Values are keys where all keys are seen; beside its experts a mixture has a dense layer, and norms
+# before the router and the experts and after both branches.
+_GEMMA4 = Architecture(
+    ("Gemma4ForCausalLM",),
+    activation="hidden_activation",
+    qkv_bias="attention_bias",
+    output_bias="attention_bias",
+    qk_norm=1,
+    norms=2,
+    tied=True,
+    kv_default=False,
+    head_dim=256,
+    windows="pattern",
+    typed=True,
+    window_default=512,
+    full=Variant(
+        kv_heads="num_global_key_value_heads",
+        head_dim="global_head_dim",
+        key_values="attention_k_eq_v",
+    ),
+    kv_shared="num_kv_shared_layers",
+    # The router scales each expert.
+    routed=Routed(
+        "num_experts",
+        top_k="top_k_experts",
+        router_bias=1,
+        shared=1,
+        shared_width="intermediate_size",
+        enabled="enable_moe_block",
+        norms=4,
+    ),
+    fixed=(("use_double_wide_mlp", False),),
+    # The size of tables that `hidden_size_per_layer_input` 0 leaves out.
+    harmless=("vocab_size_per_layer_input",),
+)
+_STEP = Architecture(
+    ("Step3p5ForCausalLM",),
+    qk_norm=1,
+    gate="use_head_wise_attn_gate",
+    windows="alternate",
+    typed=True,
+    near=Variant(
+        heads="num_attention_heads",
+        kv_heads="num_attention_groups",
+        head_dim="head_dim",
+        inside="attention_other_setting",
+    ),
+    routed=Routed(
+        "num_experts",
+        sparse="named",
+        router_bias="use_moe_router_bias",
+        shared=1,
+        shared_width="share_expert_dim",
+    ),
+    fixed=(("n_shared_experts", 1), ("use_moe", True), ("moe_every_n_layer", 1)),
+    spellings=(
+        ("num_key_value_heads", "num_attention_groups"),
+        ("num_experts", "moe_num_experts"),
+        ("num_experts_per_tok", "moe_top_k"),
+    ),
+    harmless=("moe_router_scaling_factor", "moe_router_activation", "norm_expert_weight"),
+)
 
 ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": Architecture(
@@ -328,6 +471,99 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         context="n_positions",
         activation="activation_function",
         tied=True,
+        inner=4,
         positions=0,
+    ),
+    # Positions are linear biases of the scores; embeddings are normalised.
+    "bloom": dataclasses.replace(
+        _BIASED,
+        classes=("BloomForCausalLM",),
+        layers="n_layer",
+        heads="n_head",
+        intermediate="n_inner",
+        context="seq_length",
+        tied=True,
+        embedding_norm=1,
+        inner=4,
+        longest=2048,
+        spellings=(
+            ("hidden_size", "n_embed"),
+            ("n_layer", "num_hidden_layers"),
+            ("n_head", "num_attention_heads"),
+        ),
+        fixed=(("apply_residual_connection_post_layernorm", False),),
+        harmless=("offset_alibi",),
+    ),
+    "falcon": dataclasses.replace(
+        _BIASED,
+        classes=("FalconForCausalLM",),
+        kv_heads="num_kv_heads",
+        intermediate="ffn_hidden_size",
+        activation="activation",
+        qkv_bias="bias",
+        output_bias="bias",
+        mlp_bias="bias",
+        on=("parallel_attn", "multi_query"),
+        tied=True,
+        multi_query=("multi_query", "new_decoder_architecture"),
+        parallel=Parallel("parallel_attn", ("num_ln_in_parallel_attn", "new_decoder_architecture")),
+        inner=4,
+        longest=2048,
+        spellings=(
+            ("num_hidden_layers", "n_layer"),
+            ("num_attention_heads", "n_head"),
+            ("num_kv_heads", "n_head_kv"),
+        ),
+        harmless=("alibi",),
+    ),
+    # As in its paper: no biases anywhere.
+    "palm": Architecture(
+        ("PaLMForCausalLM",),
+        on=("parallel_attn",),
+        tied=True,
+        parallel=Parallel("parallel_attn"),
+        longest=2048,
+    ),
+    "gemma4": dataclasses.replace(
+        _GEMMA4, classes=("Gemma4ForConditionalGeneration",), nested="text_config"
+    ),
+    "gemma4_text": _GEMMA4,
+    # The router has a correction per expert.
+    "mimo_v2_flash": Architecture(
+        ("MiMoV2FlashForCausalLM",),
+        qkv_bias="attention_bias",
+        kv_default=False,
+        windows="flagged",
+        full=Variant(v_width="v_head_dim", sinks="add_full_attention_sink_bias"),
+        near=Variant(
+            heads="swa_num_attention_heads",
+            kv_heads="swa_num_key_value_heads",
+            head_dim="swa_head_dim",
+            v_width="swa_v_head_dim",
+            sinks="add_swa_attention_sink_bias",
+        ),
+        routed=Routed(
+            "n_routed_experts", sparse="flagged", router_bias=1, shared="n_shared_experts"
+        ),
+        fixed=(("topk_method", "noaux_tc"),),
+        repeated=(("sliding_window_size", "sliding_window"),),
+        # Values are scaled by a number; its own code reads no chunks.
+        harmless=("swa_rope_theta", "attention_chunk_size", "attention_value_scale"),
+    ),
+    "step3p5": _STEP,
+    "step3p7": dataclasses.replace(
+        _STEP,
+        classes=("Step3p7ForConditionalGeneration", "Step3p7FlashForCausalLM"),
+        nested="text_config",
+        decoder="step3p5",
+        flat=True,
+    ),
+    # Llama layers that a search has pruned one by one.
+    "nemotron-nas": Architecture(
+        ("DeciLMForCausalLM",),
+        qkv_bias="attention_bias",
+        output_bias="attention_bias",
+        mlp_bias="mlp_bias",
+        blocks="block_configs",
     ),
 }

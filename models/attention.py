@@ -16,6 +16,10 @@ from perfmodel.step import Chunk, Shard, Step, causal_pairs
 
 Span = Literal["full", "window", "chunk"]
 
+Cached = Literal["own", "key", "earlier"]
+"""Where keys and values come from: products of their own; one product for both, values being keys
+before their rotation; the cache of an earlier layer, so that there are no products at all."""
+
 
 def window_pairs(new: Real, cached: Real, window: Real) -> Real:
     """Returns the pairs of `new` queries after `cached` keys that see at most `window` keys.
@@ -50,7 +54,11 @@ class GroupedQueryAttention(eqx.Module):
     Flags are numbers, 0 or 1, so that models that differ in them share one program:
     `qkv_bias`, `output_bias`, `qk_norm` (norms of query and key, with `qk_weights` elements),
     `sinks` (a learned logit per head that keys compete with). `span` is static; `window` is its
-    number of keys.
+    number of keys. `v_width` is the width of a value where keys are wider or narrower, and
+    `gate_width` the columns per head of a product whose sigmoid weighs the results (1 for one
+    weight a head, the width of a value for one an element); None where there is no such thing.
+    Static: `cached`, where keys and values come from, and `joined`, whether the result is added to
+    that of the feed-forward layer beside it before ranks sum both in one.
     """
 
     heads: Real
@@ -63,34 +71,61 @@ class GroupedQueryAttention(eqx.Module):
     sinks: Real = 0
     window: Real | None = None
     span: Span = eqx.field(static=True, default="full")
+    v_width: Real | None = None
+    gate_width: Real | None = None
+    cached: Cached = eqx.field(static=True, default="own")
+    joined: bool = eqx.field(static=True, default=False)
+
+    @property
+    def value_width(self) -> Real:
+        """Width of a value and of a head's result."""
+        return self.head_dim if self.v_width is None else self.v_width
+
+    @property
+    def query_columns(self) -> Real:
+        """Columns per head of the product of queries, with those of its gate."""
+        return self.head_dim if self.gate_width is None else self.head_dim + self.gate_width
+
+    @property
+    def kv_columns(self) -> Real:
+        """Columns per kv head of the products of keys and values."""
+        if self.cached == "earlier":
+            return 0
+        return self.head_dim if self.cached == "key" else self.head_dim + self.value_width
+
+    @property
+    def cache_width(self) -> Real:
+        """Elements that a layer writes to the cache per token and kv head."""
+        return 0 if self.cached == "earlier" else self.head_dim + self.value_width
 
     def matrices(self, hidden: Real) -> Real:
         """Returns the elements of the weight matrices."""
-        width = (2 * self.heads + 2 * self.kv_heads) * self.head_dim
-        return hidden * width
+        queries = self.heads * (self.query_columns + self.value_width)
+        return hidden * (queries + self.kv_heads * self.kv_columns)
 
     def vectors(self, hidden: Real) -> Real:
         """Returns the elements of biases, norms and sinks."""
-        qkv = (self.heads + 2 * self.kv_heads) * self.head_dim
+        qkv = self.heads * self.head_dim + self.kv_heads * self.kv_columns
         norms = self.qk_weights + self.sinks * self.heads
         return self.qkv_bias * qkv + self.output_bias * hidden + norms
 
     def weight_bytes(self, hidden: Real, precision: Precision, shard: Shard) -> Real:
         """Returns bytes of weights on one rank [B]; kv heads are replicated past their number."""
         heads = divide(self.heads, shard.attention_ranks)
-        columns = (heads + 2 * self._kv_columns(shard)) * self.head_dim
-        elements = hidden * (columns + heads * self.head_dim)
+        columns = heads * self.query_columns + self._kv_heads(shard) * self.kv_columns
+        elements = hidden * (columns + heads * self.value_width)
         scales = (columns + hidden) * precision.column_bytes
         return elements * precision.weight_bytes + scales + 2 * self.vectors(hidden)
 
-    def _kv_columns(self, shard: Shard) -> Real:
+    def _kv_heads(self, shard: Shard) -> Real:
         """Returns kv heads that one rank projects; context ranks project them as without."""
         ranks = shard.attention_ranks * shard.kv_shards
         return maximum(divide(self.kv_heads, ranks), 1) * shard.kv_shards
 
     def cache_bytes_per_token(self, precision: Precision, shard: Shard) -> Real:
         """Returns bytes of keys and values of one cached token that one rank holds [B]."""
-        return shard.keys(2 * shard.kv_heads(self.kv_heads) * self.head_dim * precision.kv_bytes)
+        elements = shard.kv_heads(self.kv_heads) * self.cache_width
+        return shard.keys(elements * precision.kv_bytes)
 
     def cached_tokens(self, tokens: Real) -> Real:
         """Returns how many of a sequence's tokens are kept in the cache."""
@@ -99,7 +134,7 @@ class GroupedQueryAttention(eqx.Module):
     def activation_width(self, shard: Shard) -> Real:
         """Returns the widest intermediate result per token on one rank [elements]."""
         heads = divide(self.heads, shard.attention_ranks)
-        return (heads + 2 * shard.kv_heads(self.kv_heads)) * self.head_dim
+        return heads * self.query_columns + shard.kv_heads(self.kv_heads) * self.kv_columns
 
     def parts(self, shard: Shard) -> tuple[Real, ...]:
         """Returns the quotients that must be whole numbers for a plan to cut this layer."""
@@ -137,7 +172,11 @@ class GroupedQueryAttention(eqx.Module):
         ranks = shard.attention_ranks
         heads = divide(self.heads, ranks)
         kv_heads = shard.kv_heads(self.kv_heads)
-        columns = (heads + 2 * self._kv_columns(shard)) * self.head_dim
+        columns = heads * self.query_columns + self._kv_heads(shard) * self.kv_columns
+        # Queries and keys are turned, keys and values written; a gate waits for the results.
+        queries = heads * self.head_dim
+        turned = queries + self._kv_heads(shard) * self.kv_columns
+        written = queries + self._kv_heads(shard) * self.cache_width
         rows = step.rows
         context = self.decode_keys(step.context)
         # Spread keys are asked by the queries of all ranks that share them.
@@ -149,14 +188,14 @@ class GroupedQueryAttention(eqx.Module):
                 precision.column_bytes,
             ),
             Vector(
-                "rotary_and_cache_write", group, rows, columns, columns, 6 * columns,
+                "rotary_and_cache_write", group, rows, turned, written, 6 * written,
                 launches=1 + self.qk_norm,
             ),
             Attention(
                 "decode_attention", group, "decode",
                 sequences=step.sequences, queries=step.queries, keys=shard.keys(context),
                 pairs=step.queries * shard.keys(context), heads=asked, kv_heads=kv_heads,
-                qk_width=self.head_dim, v_width=self.head_dim, kv_bytes=precision.kv_bytes,
+                qk_width=self.head_dim, v_width=self.value_width, kv_bytes=precision.kv_bytes,
                 narrow=precision.narrow_attention,
             ),
         ]  # fmt: skip
@@ -167,29 +206,42 @@ class GroupedQueryAttention(eqx.Module):
                     "chunk_attention", group, "prefill",
                     sequences=step.chunk.prompts, queries=step.chunk.queries,
                     keys=shard.keys(keys), pairs=shard.keys(pairs), heads=asked,
-                    kv_heads=kv_heads, qk_width=self.head_dim, v_width=self.head_dim,
+                    kv_heads=kv_heads, qk_width=self.head_dim, v_width=self.value_width,
                     kv_bytes=precision.kv_bytes, narrow=precision.narrow_attention,
                 )
             )  # fmt: skip
         if shard.context_ranks is not None:
             # Queries to all ranks of a sequence; partial results, with their two running sums
             # per head, back to the ranks that own the heads.
-            asking = asked * self.head_dim
+            asking, answers = asked * self.head_dim, asked * self.value_width
             ops += [
                 Collective(
                     "query_all_gather", group, "all_gather", rows, asking, shard.context_ranks
                 ),
                 Collective(
-                    "partial_reduce_scatter", group, "reduce_scatter", rows, asking + 2 * asked,
+                    "partial_reduce_scatter", group, "reduce_scatter", rows, answers + 2 * asked,
                     shard.context_ranks,
                 ),
             ]  # fmt: skip
-        ops += [
+        if self.gate_width is not None:
+            # Read a result and its gate, write their product.
+            results, gates = heads * self.value_width, heads * self.gate_width
+            ops.append(Vector("output_gate", group, rows, results + gates, results, 5 * results))
+        ops.append(
             Matmul(
-                "output_projection", group, rows, hidden, heads * self.head_dim,
+                "output_projection", group, rows, hidden, heads * self.value_width,
                 precision.weight_bytes, precision.activation_bytes, precision.kernel,
                 precision.column_bytes,
-            ),
-            Collective("attention_all_reduce", group, "all_reduce", rows, hidden, ranks),
-        ]  # fmt: skip
+            )
+        )  # fmt: skip
+        if not self.joined:
+            ops.append(Collective("attention_all_reduce", group, "all_reduce", rows, hidden, ranks))
+        elif shard.attention_groups is not None:
+            # The ranks of a group are not those that sum the feed-forward layer.
+            several = minimum(shard.attention_groups - 1, 1)
+            ops.append(
+                Collective(
+                    "attention_all_reduce", group, "all_reduce", rows, hidden, ranks, count=several
+                )
+            )
         return tuple(ops)

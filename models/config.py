@@ -26,6 +26,17 @@ from perfmodel.models.mla import Indexer, LatentAttention
 from perfmodel.models.mlp import MixtureOfExperts, Mlp
 from perfmodel.models.quantization import suggested_precision
 from perfmodel.models.transformer import Block, Model
+from perfmodel.models.variants import (
+    borrowed_layers,
+    check_heads,
+    extra_norms,
+    flag,
+    is_parallel,
+    listed_layers,
+    nearest_divisor,
+    respelt,
+    varied,
+)
 
 # What a key says about a network beyond a dense decoder, for the reason given in a refusal.
 _TRAITS = tuple(
@@ -89,10 +100,8 @@ def parse_config(config: Mapping[str, Any], where: str = "config.json") -> Model
     >>> parameters(parse_config({"model_type": "llama", **sizes}))
     6738415616
     """
-    kind, arch = _architecture(config, where)
     whole, place = config, where
-    if arch.nested is not None:
-        config, where = _nested(config, kind, arch, where)
+    config, kind, arch, where = _decoder(config, where)
     _refuse_traits(config, kind, arch, where)
     _refuse_misspelt(config, arch, where)
     _check_activation(config, arch, where)
@@ -101,44 +110,104 @@ def parse_config(config: Mapping[str, Any], where: str = "config.json") -> Model
     return model
 
 
+def _decoder(
+    config: Mapping[str, Any], where: str
+) -> tuple[Mapping[str, Any], str, Architecture, str]:
+    """Returns the object that holds the decoder, its type, how that is read, and its place."""
+    kind, arch = _architecture(config, where)
+    if arch.nested is not None and not (arch.flat and arch.nested not in config):
+        config, where = _nested(config, kind, arch, where)
+    return respelt(config, arch, where), kind, arch, where
+
+
+def _context(config: Mapping[str, Any], arch: Architecture, where: str) -> int:
+    if arch.longest is not None and config.get(arch.context) is None:
+        return arch.longest
+    return size(config, arch.context, where, _LIMITS["context"])
+
+
+def _grouped(
+    config: Mapping[str, Any], arch: Architecture, hidden: int, where: str
+) -> GroupedQueryAttention:
+    """Returns the attention that layers have unless they differ."""
+    heads = size(config, arch.heads, where, _LIMITS["heads"])
+    return GroupedQueryAttention(
+        heads=heads,
+        kv_heads=_kv_heads(config, arch, heads, where),
+        head_dim=_head_dim(config, arch, hidden, heads, where),
+        qkv_bias=flag(config, arch, arch.qkv_bias, where),
+        output_bias=flag(config, arch, arch.output_bias, where),
+        sinks=arch.sinks,
+        gate_width=1 if flag(config, arch, arch.gate, where) else None,
+        joined=is_parallel(config, arch, where),
+    )
+
+
 def _model(config: Mapping[str, Any], kind: str, arch: Architecture, where: str) -> Model:
     hidden = size(config, arch.hidden, where)
     layers = size(config, arch.layers, where, _LIMITS["layers"])
     heads = size(config, arch.heads, where, _LIMITS["heads"])
     vocabulary = size(config, "vocab_size", where, _LIMITS["vocabulary"])
-    context = size(config, arch.context, where, _LIMITS["context"])
+    context = _context(config, arch, where)
+    mixtures = routed_layers(config, arch.routed, layers, where).count(True)
     sizes = {key: config[original] for key, original in arch.repeated if original in config}
     if arch.latent is not None:
         body = _latent(config, arch.latent, heads, where)
         sizes |= {_WIDTHS[0]: hidden, "qk_head_dim": body.qk_width}
         attention: tuple[Block, ...] = (Block(layers, body),)
     else:
-        head_dim = _head_dim(config, arch, hidden, heads, where)
-        sizes |= zip(_WIDTHS, (hidden, head_dim), strict=True)
-        grouped = GroupedQueryAttention(
-            heads=heads,
-            kv_heads=_kv_heads(config, arch, heads, where),
-            head_dim=head_dim,
-            qkv_bias=_flag(config, arch, arch.qkv_bias, where),
-            output_bias=_flag(config, arch, arch.output_bias, where),
-            sinks=arch.sinks,
-        )
+        grouped = _grouped(config, arch, hidden, where)
+        sizes |= zip(_WIDTHS, (hidden, grouped.head_dim), strict=True)
         attention = tuple(_attention(config, arch, grouped, layers, context, where))
+    # What a layer of one kind reads may differ from the whole network's.
+    own = {key for part in (arch.full, arch.near) if part is not None for key in part.keys()}
+    sizes = {key: value for key, value in sizes.items() if key not in own}
     _check_fixed(config, kind, arch, sizes, where)
+    if arch.blocks is not None:
+        blocks, _ = _listed(config, arch, hidden, where)
+    else:
+        blocks = (*attention, *_feed_forward(config, arch, hidden, layers, where))
     return Model(
         hidden=hidden,
         vocabulary=vocabulary,
         tied=int(switch(config, "tie_word_embeddings", where, arch.tied)),
         max_context=context,
         layers=layers,
-        blocks=(
-            *attention,
-            *_feed_forward(config, arch, hidden, layers, where),
-        ),
+        blocks=blocks,
         norm_vectors=arch.norm_vectors,
         norms=arch.norms,
         positions=0 if arch.positions is None else context + arch.positions,
+        extra_norms=extra_norms(config, arch, layers, mixtures, where),
     )
+
+
+def _listed(
+    config: Mapping[str, Any], arch: Architecture, hidden: int, where: str
+) -> tuple[tuple[Block, ...], tuple[int, ...]]:
+    """Returns the blocks of a network that lists its layers, attention first, and their order."""
+    assert arch.blocks is not None
+    layers = size(config, arch.layers, where, _LIMITS["layers"])
+    body = _grouped(config, arch, hidden, where)
+    listed = listed_layers(config, arch.blocks, int(body.heads), hidden, layers, where)
+    bias = flag(config, arch, arch.mlp_bias, where)
+    kv_heads, widths = (
+        [size for size in column if size is not None] for column in zip(*listed, strict=True)
+    )
+    mixers, inner = list(dict.fromkeys(kv_heads)), list(dict.fromkeys(widths))
+    blocks = (
+        *(Block(kv_heads.count(kv), dataclasses.replace(body, kv_heads=kv)) for kv in mixers),
+        *(Block(widths.count(width), Mlp(width, arch.gates, bias)) for width in inner),
+    )
+    order = (
+        index
+        for kv, width in listed
+        for index in (
+            None if kv is None else mixers.index(kv),
+            None if width is None else len(mixers) + inner.index(width),
+        )
+        if index is not None
+    )
+    return blocks, tuple(order)
 
 
 def _latent(config: Mapping[str, Any], keys: Latent, heads: int, where: str) -> LatentAttention:
@@ -173,36 +242,39 @@ def _attention(
 ) -> Iterator[Block]:
     """Yields the blocks of attention: layers that see all keys, then those that see near ones."""
     kinds, window = _attention_kinds(config, arch, layers, context, where)
-    elements = {
-        "head": 2 * body.head_dim,
-        "layer": (body.heads + body.kv_heads) * body.head_dim,
-        "none": 0,
-    }
-    for near, norms in sorted(set(kinds)):
+    for near, norms, borrowed in sorted(set(kinds)):
+        own = varied(config, arch, arch.near if near else arch.full, body, where)
+        keys = 0 if borrowed else own.kv_heads
+        elements = {
+            "head": (1 if borrowed else 2) * own.head_dim,
+            "layer": (own.heads + keys) * own.head_dim,
+            "none": 0,
+        }
         yield Block(
-            kinds.count((near, norms)),
+            kinds.count((near, norms, borrowed)),
             dataclasses.replace(
-                body,
+                own,
                 qk_norm=norms,
                 qk_weights=norms * elements[arch.qk_weights],
                 window=window if near else None,
                 span=("chunk" if arch.windows == "chunks" else "window") if near else "full",
+                cached="earlier" if borrowed else own.cached,
             ),
         )
 
 
 def _attention_kinds(
     config: Mapping[str, Any], arch: Architecture, layers: int, context: int, where: str
-) -> tuple[list[tuple[bool, int]], int | None]:
-    """Returns whether each layer sees near keys alone and norms queries and keys; the window."""
+) -> tuple[list[tuple[bool, int, bool]], int | None]:
+    """Returns the window, and of each layer whether it sees near keys alone, norms queries and
+    keys, and uses the cache of an earlier layer."""
     local, window = local_layers(config, arch, layers, context, where)
-    normed = _flag(config, arch, arch.qk_norm, where)
+    near = [sees_near and window is not None for sees_near in local]
+    borrowed = borrowed_layers(config, arch, near, where)
+    normed = flag(config, arch, arch.qk_norm, where)
     # With chunks, layers that see all keys are those without rotary positions: no norms there.
-    kinds = [
-        (near and window is not None, normed * int(near or arch.windows != "chunks"))
-        for near in local
-    ]
-    return kinds, window
+    norms = [normed * int(sees_near or arch.windows != "chunks") for sees_near in local]
+    return list(zip(near, norms, borrowed, strict=True)), window
 
 
 def sublayer_order(config: Mapping[str, Any], where: str = "config.json") -> tuple[int, ...]:
@@ -217,11 +289,12 @@ def sublayer_order(config: Mapping[str, Any], where: str = "config.json") -> tup
     >>> sublayer_order({"model_type": "gemma2", **sizes})
     (1, 2, 0, 2, 1, 2, 0, 2)
     """
-    _, arch = _architecture(config, where)
-    if arch.nested is not None:
-        config = config[arch.nested]
+    config, _, arch, where = _decoder(config, where)
     layers = size(config, arch.layers, where, _LIMITS["layers"])
-    context = size(config, arch.context, where, _LIMITS["context"])
+    if arch.blocks is not None:
+        hidden = size(config, arch.hidden, where)
+        return _listed(config, arch, hidden, where)[1]
+    context = _context(config, arch, where)
     kinds, _ = _attention_kinds(config, arch, layers, context, where)
     routed = routed_layers(config, arch.routed, layers, where)
     attention, feed_forward = sorted(set(kinds)), sorted(set(routed))
@@ -238,11 +311,11 @@ def _feed_forward(
     """Yields the blocks of feed-forward layers: dense ones, then mixtures of experts."""
     sparse = routed_layers(config, arch.routed, layers, where).count(True)
     if sparse < layers:
-        if arch.intermediate == "n_inner" and config.get("n_inner") is None:
-            width = 4 * hidden
+        if arch.inner is not None and config.get(arch.intermediate) is None:
+            width = arch.inner * hidden
         else:
             width = size(config, arch.intermediate, where)
-        bias = _flag(config, arch, arch.mlp_bias, where)
+        bias = flag(config, arch, arch.mlp_bias, where)
         yield Block(layers - sparse, Mlp(width, gates=arch.gates, bias=bias))
     if sparse and arch.routed is not None:
         yield Block(sparse, _experts(config, arch, arch.routed, where))
@@ -259,6 +332,7 @@ def _experts(
             f" (nearest: {experts})"
         )
     width = size(config, routed.width, where)
+    beside = width if routed.shared_width is None else size(config, routed.shared_width, where)
     shared = routed.shared
     if isinstance(shared, str):
         key = shared
@@ -270,8 +344,8 @@ def _experts(
         intermediate=width,
         gates=arch.gates,
         bias=routed.bias,
-        router_bias=_flag(config, arch, routed.router_bias, where),
-        shared=Mlp(shared * width, gates=arch.gates) if shared else None,
+        router_bias=flag(config, arch, routed.router_bias, where),
+        shared=Mlp(shared * beside, gates=arch.gates) if shared else None,
     )
 
 
@@ -281,7 +355,10 @@ def caveats(config: Mapping[str, Any]) -> tuple[str, ...]:
     arch = ARCHITECTURES.get(kind) if isinstance(kind, str) else None
     nested = config.get(arch.nested) if arch is not None and arch.nested is not None else None
     decoder = nested if isinstance(nested, Mapping) else config
-    notes = [
+    notes = []
+    if arch is not None and arch.longest is not None and decoder.get(arch.context) is None:
+        notes.append(f"{arch.context} is not given: {arch.longest:,} tokens, as it was trained")
+    notes += [
         f"{key} {value}: draft layers are not counted"
         for key in _DRAFT_LAYERS
         if not is_off(value := decoder.get(key)) and isinstance(value, int)
@@ -419,21 +496,17 @@ def _check_activation(config: Mapping[str, Any], arch: Architecture, where: str)
         raise InputError(f"{where}: unknown {arch.activation} {show(value)}{hint}")
 
 
-def _flag(config: Mapping[str, Any], arch: Architecture, flag: Flag, where: str) -> int:
-    return int(switch(config, flag, where, flag in arch.on)) if isinstance(flag, str) else flag
-
-
 def _kv_heads(config: Mapping[str, Any], arch: Architecture, heads: int, where: str) -> int:
     key = arch.kv_heads
+    if arch.multi_query is not None:
+        single, grouped = arch.multi_query
+        if flag(config, arch, single, where) and not flag(config, arch, grouped, where):
+            return 1
     # An explicit null means one per head in every class; an absent key does so only in some.
     if config.get(key) is None and (key in config or arch.kv_default):
         return heads
     kv_heads = size(config, key, where, _LIMITS["heads"])
-    if heads % kv_heads:
-        raise InputError(
-            f"{where}: {arch.heads} {heads} is not a multiple of {key} {kv_heads}"
-            f" (nearest: {_nearest_divisor(heads, kv_heads)})"
-        )
+    check_heads(heads, kv_heads, arch.heads, key, where)
     return kv_heads
 
 
@@ -447,15 +520,9 @@ def _head_dim(
     if hidden % heads:
         raise InputError(
             f"{where}: {arch.hidden} {hidden} is not a multiple of {arch.heads} {heads}, and "
-            f"head_dim is not given (nearest: {arch.heads} {_nearest_divisor(hidden, heads)})"
+            f"head_dim is not given (nearest: {arch.heads} {nearest_divisor(hidden, heads)})"
         )
     return hidden // heads
-
-
-def _nearest_divisor(number: int, wanted: int) -> int:
-    low = max(d for d in range(1, min(wanted, number) + 1) if number % d == 0)
-    high = next((d for d in range(wanted, 2 * wanted - low) if number % d == 0), low)
-    return high
 
 
 def _check_fixed(

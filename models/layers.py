@@ -43,6 +43,10 @@ def local_layers(
             f"{where}: layer_types has {show(other)}, which is not understood"
             f" (nearest: {' or '.join(map(repr, known))})"
         )
+    drafts = config.get("num_nextn_predict_layers")
+    if isinstance(drafts, int) and len(types) == layers + drafts:
+        # Draft layers are named too.
+        types = types[:layers]
     if len(types) != layers:
         raise InputError(
             f"{where}: layer_types names {len(types)} layers, {arch.layers} says {layers}"
@@ -99,17 +103,11 @@ def _planned(config: Mapping[str, Any], arch: Architecture, layers: int, where: 
     if arch.windows == "chunks":
         rotary = config.get("no_rope_layers")
         if not is_off(rotary):
-            if (
-                not isinstance(rotary, list | tuple)
-                or len(rotary) != layers
-                or any(flag not in (0, 1) for flag in rotary)
-            ):
-                raise InputError(
-                    f"{where}: no_rope_layers must have a 0 or 1 for each of {layers} layers"
-                )
-            return [bool(flag) for flag in rotary]
+            return _flags(config, "no_rope_layers", layers, where)
         every = _every(config, "no_rope_layer_interval", where, _ROTARY)
         return [(i + 1) % every != 0 for i in range(layers)]
+    if arch.windows == "flagged":
+        return _flags(config, "hybrid_layer_pattern", layers, where)
     return [arch.windows == "all"] * layers
 
 
@@ -122,13 +120,26 @@ def routed_layers(
     >>> routed_layers({"interleave_moe_layer_step": 2}, moe, 4, "config.json")
     [False, True, False, True]
     """
-    if routed is None:
+    if routed is None or (
+        routed.enabled is not None and not switch(config, routed.enabled, where, False)
+    ):
         return [False] * layers
     if routed.sparse == "steps":
         dense = _listed(config, "mlp_only_layers", layers, where)
         every = _every(config, "decoder_sparse_step", where, 1)
         return [i not in dense and (i + 1) % every == 0 for i in range(layers)]
-    if routed.sparse == "after":
+    if routed.sparse == "flagged":
+        return _flags(config, "moe_layer_freq", layers, where)
+    if routed.sparse == "named" and config.get("moe_layers_enum") is not None:
+        named = config["moe_layers_enum"]
+        if isinstance(named, str):
+            # A text of numbers with commas between.
+            words = named.split(",")
+            if all(word.strip().isdecimal() and len(word) < 10 for word in words):
+                named = [int(word) for word in words]
+        sparse = _listed({"moe_layers_enum": named}, "moe_layers_enum", layers, where)
+        return [i in sparse for i in range(layers)]
+    if routed.sparse in ("after", "named"):
         first = size(config, "first_k_dense_replace", where, low=0)
         return [i >= first for i in range(layers)]
     if routed.sparse == "interleaved":
@@ -138,6 +149,20 @@ def routed_layers(
         every = _every(config, "interleave_moe_layer_step", where, 1)
         return [(i + 1) % every == 0 for i in range(layers)]
     return [True] * layers
+
+
+def _flags(config: Mapping[str, Any], key: str, layers: int, where: str) -> list[bool]:
+    """Returns the 0 or 1 that a list has for each layer."""
+    if key not in config:
+        raise InputError(f"{where}: {key} is missing")
+    flags = config[key]
+    if (
+        not isinstance(flags, list | tuple)
+        or len(flags) != layers
+        or any(flag not in (0, 1) for flag in flags)
+    ):
+        raise InputError(f"{where}: {key} must have a 0 or 1 for each of {layers} layers")
+    return [bool(flag) for flag in flags]
 
 
 def _every(config: Mapping[str, Any], key: str, where: str, default: int) -> int:

@@ -38,8 +38,9 @@ class Model(eqx.Module):
 
     Fields: `tied` is 1 where the output head reuses the embedding; `layers`, as the publisher
     counts them; `norm_vectors` is 1 for RMSNorm (a weight), 2 for LayerNorm (weight and bias);
-    `norms` of a sublayer (2 where its result is normalised too); `positions` counts learned
-    position embeddings; `max_context` is the longest context the configuration allows.
+    `norms` of a sublayer (2 where its result is normalised too), and `extra_norms` of all layers
+    beyond those, less than none where sublayers beside each other share one; `positions` counts
+    learned position embeddings; `max_context` is the longest context the configuration allows.
     """
 
     hidden: Real
@@ -51,6 +52,7 @@ class Model(eqx.Module):
     norm_vectors: Real = 1
     norms: Real = 1
     positions: Real = 0
+    extra_norms: Real = 0
 
     @property
     def sublayers(self) -> Real:
@@ -75,9 +77,14 @@ class Model(eqx.Module):
         return any(isinstance(block.body, MixtureOfExperts) for block in self.blocks)
 
 
+def _norm_count(model: Model) -> Real:
+    """Returns how many norms of the hidden width a token passes, without the last."""
+    return model.sublayers * model.norms + model.extra_norms
+
+
 def _norms(model: Model) -> Real:
     """Returns the elements of all norms but the last."""
-    return model.sublayers * model.norms * model.norm_vectors * model.hidden
+    return _norm_count(model) * model.norm_vectors * model.hidden
 
 
 def _tables(model: Model) -> Real:
@@ -172,7 +179,7 @@ def norm_operators(model: Model, step: Step) -> Operators:
     return (
         Vector(
             "residual_and_norm", f"{step.phase}/rest", step.rows, 2 * h, 2 * h, 5 * h,
-            count=model.sublayers * model.norms, reductions=1,
+            count=_norm_count(model), reductions=1,
         ),
     )  # fmt: skip
 

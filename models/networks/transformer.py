@@ -102,6 +102,14 @@ def _body(model: Model, block: Block, weights: Weights) -> nnx.Module:
             "network: latent attention has none yet (nearest: grouped-query attention)"
         )
     if isinstance(body, GroupedQueryAttention):
+        for odd, what in (
+            (body.joined, "attention beside its feed-forward layer"),
+            (body.cached != "own", "keys that are values or another layer's"),
+            (body.v_width is not None, "values of another width than keys"),
+            (body.gate_width is not None, "gated attention"),
+        ):
+            if odd:
+                raise InputError(f"network: {what} has none yet (nearest: plain attention)")
         # Beside layers that see chunks, those that see all keys have no positions at all.
         spans = [getattr(other.body, "span", "full") for other in model.attention]
         chunked = "chunk" in spans
@@ -126,6 +134,11 @@ class Decoder(nnx.Module):
                 f"{[block.count for block in model.blocks]}"
             )
         hidden, vocabulary = whole(model.hidden, "hidden"), whole(model.vocabulary, "vocabulary")
+        if model.extra_norms:
+            raise InputError(
+                f"network: {model.extra_norms} norms beyond those of each sublayer have none yet "
+                "(nearest: 0)"
+            )
         positions = whole(model.positions, "positions", 0)
         self.embedding = weights.matrix(vocabulary, hidden, inner=hidden, split=0)
         # A table may start before the first place.
