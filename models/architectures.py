@@ -16,9 +16,14 @@ Windows = Literal["none", "all", "late", "alternate", "pattern", "chunks"]
 """Which layers see only near keys: none; all; those from `max_window_layers`; every other one from
 the first; all but each last of `sliding_window_pattern`; those with rotary positions, by chunks."""
 
-Sparse = Literal["all", "steps", "after", "interleaved"]
+Sparse = Literal["all", "steps", "after", "interleaved", "listed"]
 """Which layers are mixtures of experts: all; each `decoder_sparse_step`th outside
-`mlp_only_layers`; those from `first_k_dense_replace`; each `interleave_moe_layer_step`th."""
+`mlp_only_layers`; those from `first_k_dense_replace`; each `interleave_moe_layer_step`th; those
+with a 1 in `moe_layer_freq`."""
+
+Sparsity = Literal["shared_index", "blocks", "compressed"]
+"""What attention sees where that is not all keys or near ones: those that an indexer chose, perhaps
+an earlier layer's; the best blocks of keys; near keys and compressed ones."""
 
 _WINDOW_KEYS: Mapping[Windows, tuple[str, ...]] = {
     "late": ("max_window_layers",),
@@ -30,7 +35,20 @@ _SPARSE_KEYS: Mapping[Sparse, tuple[str, ...]] = {
     "steps": ("decoder_sparse_step", "mlp_only_layers"),
     "after": ("first_k_dense_replace",),
     "interleaved": ("interleave_moe_layer_step", "moe_layers"),
+    "listed": ("moe_layer_freq", "first_k_dense_replace"),
 }
+# Keys that are read beside those of a row, or that change no count.
+_SPARSITY_KEYS: Mapping[Sparsity, tuple[str, ...]] = {
+    "shared_index": (
+        "indexer_types", "index_topk_freq", "index_topk_pattern", "index_skip_topk_offset",
+        "index_share_for_mtp_iteration",
+    ),
+    "blocks": ("sparse_attention_config",),
+    "compressed": (
+        "compress_ratios", "compress_rope_theta", "q_lora_rank", "qk_rope_head_dim", "o_lora_rank",
+        "o_groups", "index_n_heads", "index_head_dim", "index_topk",
+    ),
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +57,8 @@ class Routed:
 
     Fields: the keys of the number of `experts`, of those chosen and of their `width`; which layers
     are such (`sparse`); flags of biases; `shared`, how many experts of the same width every token
-    takes besides, or the key of that number.
+    takes besides, or the key of that number; `hashed`, the key of how many first layers choose by
+    token, not by score, and so have no router bias.
     """
 
     experts: str
@@ -49,10 +68,12 @@ class Routed:
     bias: int = 0
     router_bias: Flag = 0
     shared: int | str = 0
+    hashed: str | None = None
 
     def keys(self) -> tuple[str, ...]:
         """Returns the keys that are read."""
-        named = [key for key in (self.router_bias, self.shared) if isinstance(key, str)]
+        flags = (self.router_bias, self.shared, self.hashed)
+        named = [key for key in flags if isinstance(key, str)]
         return (self.experts, self.width, self.top_k, *_SPARSE_KEYS[self.sparse], *named)
 
 
@@ -88,7 +109,9 @@ class Architecture:
     embeddings beyond the longest context (None where positions are rotary); `windows`, the
     layers that have one, `typed` where `layer_types` overrides that; `window`, whether it acts
     without `use_sliding_window`; `window_default`, its size where absent; `latent` attention in
-    place of grouped queries; `routed` experts; `fixed`, values that keys must have where
+    place of grouped queries; `sparsity`, other choices of keys; `streams`, the key of the number
+    of residual streams; `expert_dtype`, the key of the format of routed experts where that is not
+    the rest's; `routed` experts; `fixed`, values that keys must have where
     present; `repeated`, keys that may only repeat another.
     """
 
@@ -121,6 +144,9 @@ class Architecture:
     window: bool = True
     window_default: int | None = None
     latent: Latent | None = None
+    sparsity: Sparsity | None = None
+    streams: str | None = None
+    expert_dtype: str | None = None
     routed: Routed | None = None
     fixed: tuple[tuple[str, Any], ...] = ()
     repeated: tuple[tuple[str, str], ...] = ()
@@ -143,7 +169,10 @@ class Architecture:
         routed = () if self.routed is None else self.routed.keys()
         windows = _WINDOW_KEYS.get(self.windows, ())
         latent = () if self.latent is None else self.latent.keys()
-        return (self.kv_heads, "head_dim", *named, *switches, *windows, *latent, *routed)
+        sparse = () if self.sparsity is None else _SPARSITY_KEYS[self.sparsity]
+        rest = [key for key in (self.streams, self.expert_dtype) if key is not None]
+        more = (*windows, *latent, *sparse, *rest, *routed)
+        return (self.kv_heads, "head_dim", *named, *switches, *more)
 
     def reads(self) -> frozenset[str]:
         """Returns all keys that count."""
@@ -275,7 +304,47 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         decoder="kimi_k2",
     ),
     "glm_moe_dsa": dataclasses.replace(
-        _DEEPSEEK, classes=("GlmMoeDsaForCausalLM",), latent=_INDEXED
+        _DEEPSEEK,
+        classes=("GlmMoeDsaForCausalLM",),
+        latent=_INDEXED,
+        sparsity="shared_index",
+    ),
+    # Every layer is a mixture of experts; the first choose experts by token.
+    "deepseek_v4": Architecture(
+        ("DeepseekV4ForCausalLM",),
+        intermediate="moe_intermediate_size",
+        sparsity="compressed",
+        streams="hc_mult",
+        expert_dtype="expert_dtype",
+        routed=Routed(
+            "n_routed_experts", router_bias=1, shared="n_shared_experts", hashed="num_hash_layers"
+        ),
+        fixed=(
+            ("attention_bias", False),
+            ("mlp_bias", False),
+            ("topk_method", "noaux_tc"),
+            ("num_key_value_heads", 1),
+        ),
+    ),
+    "minimax_m3": Architecture(
+        ("MiniMaxM3ForCausalLM", "MiniMaxM3SparseForCausalLM"),
+        intermediate="dense_intermediate_size",
+        qk_norm="use_qk_norm",
+        on=("use_qk_norm", "use_routing_bias"),
+        kv_default=False,
+        sparsity="blocks",
+        routed=Routed(
+            "num_local_experts",
+            "intermediate_size",
+            sparse="listed",
+            router_bias="use_routing_bias",
+            shared="n_shared_experts",
+        ),
+        fixed=(("qk_norm_type", "per_head"), ("attention_output_gate", False)),
+        repeated=(
+            ("moe_intermediate_size", "intermediate_size"),
+            ("shared_intermediate_size", "intermediate_size"),
+        ),
     ),
     "minimax_m2": Architecture(
         ("MiniMaxM2ForCausalLM",),

@@ -29,7 +29,9 @@ from perfmodel.catalog import (
 )
 from perfmodel.errors import InputError, shorten
 from perfmodel.formats import PrecisionName
+from perfmodel.models.beside import read_draft
 from perfmodel.models.config import caveats, parse_config, sublayer_order
+from perfmodel.models.draft import Draft
 from perfmodel.models.quantization import suggested_precision
 from perfmodel.models.transformer import Model
 
@@ -51,7 +53,7 @@ class ModelEntry:
     """A network with its provenance.
 
     Fields: the `model`, exact; the `order` of its sublayers, as indices into its blocks;
-    `precision` that its file asks for; `source` of the config.json and `confidence` in it;
+    `draft` layers beside it, None where it has none; `precision` that its file asks for; `source` of the config.json and `confidence` in it;
     `published` counts and their `sources` (none for a user's own file); `notes` on what the file
     asks for beyond the model; a `digest` of the file's values, and the `path` it was read from.
     """
@@ -60,6 +62,7 @@ class ModelEntry:
     title: str
     model: Model
     order: tuple[int, ...]
+    draft: Draft | None
     precision: PrecisionName
     source: str
     confidence: str
@@ -145,6 +148,7 @@ def _from_path(path: str) -> ModelEntry:
         title=name,
         model=model,
         order=sublayer_order(config, where),
+        draft=read_draft(config, where),
         precision=suggested_precision(config, where, model),
         source="the file given",
         confidence="not checked against a published count",
@@ -167,6 +171,7 @@ def _from_catalogue(name: str) -> ModelEntry:
         title=card.title,
         model=model,
         order=sublayer_order(config, where),
+        draft=read_draft(config, where),
         precision=suggested_precision(config, where, model),
         source=card.source,
         confidence=card.confidence,

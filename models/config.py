@@ -25,6 +25,8 @@ from perfmodel.models.layers import local_layers, routed_layers
 from perfmodel.models.mla import Indexer, LatentAttention
 from perfmodel.models.mlp import MixtureOfExperts, Mlp
 from perfmodel.models.quantization import suggested_precision
+from perfmodel.models.sparsity import Layers, distinct, sparse_layers
+from perfmodel.models.streams import HyperConnections
 from perfmodel.models.transformer import Block, Model
 
 # What a key says about a network beyond a dense decoder, for the reason given in a refusal.
@@ -54,14 +56,17 @@ _ELSEWHERE = (
     "mixture of experts", "latent attention", "sliding windows", "query and key norms",
 )  # fmt: skip
 # Keys that a pattern above would catch, read elsewhere or without effect.
-_NOT_TRAITS = {"sliding_window", "use_sliding_window", "max_window_layers", "qk_norm_type"}
+_NOT_TRAITS = {
+    "sliding_window", "use_sliding_window", "max_window_layers", "qk_norm_type",
+    "moe_router_dtype",
+}  # fmt: skip
 # What stands beside the decoder of a network of several modalities, and is left out.
 _BESIDE = ("text_config", "vision_config")
 _DRAFT_LAYERS = ("num_nextn_predict_layers", "num_mtp_modules", "mtp_num_hidden_layers")
 
 _ACTIVATIONS = (
     "silu", "swish", "gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "gelu_python",
-    "quick_gelu", "relu", "relu2", "relu6", "mish", "tanh",
+    "quick_gelu", "relu", "relu2", "relu6", "mish", "tanh", "swigluoai",
 )  # fmt: skip
 
 # Largest sizes believed, far above any network built.
@@ -108,21 +113,19 @@ def _model(config: Mapping[str, Any], kind: str, arch: Architecture, where: str)
     vocabulary = size(config, "vocab_size", where, _LIMITS["vocabulary"])
     context = size(config, arch.context, where, _LIMITS["context"])
     sizes = {key: config[original] for key, original in arch.repeated if original in config}
-    if arch.latent is not None:
+    special = _sparse(config, arch, layers, where)
+    if special is not None:
+        sizes |= {_WIDTHS[0]: hidden}
+        attention: tuple[Block, ...] = tuple(
+            Block(sum(body is kind for body in special), kind) for kind in distinct(special)
+        )
+    elif arch.latent is not None:
         body = _latent(config, arch.latent, heads, where)
         sizes |= {_WIDTHS[0]: hidden, "qk_head_dim": body.qk_width}
-        attention: tuple[Block, ...] = (Block(layers, body),)
+        attention = (Block(layers, body),)
     else:
-        head_dim = _head_dim(config, arch, hidden, heads, where)
-        sizes |= zip(_WIDTHS, (hidden, head_dim), strict=True)
-        grouped = GroupedQueryAttention(
-            heads=heads,
-            kv_heads=_kv_heads(config, arch, heads, where),
-            head_dim=head_dim,
-            qkv_bias=_flag(config, arch, arch.qkv_bias, where),
-            output_bias=_flag(config, arch, arch.output_bias, where),
-            sinks=arch.sinks,
-        )
+        grouped = _grouped(config, arch, where)
+        sizes |= zip(_WIDTHS, (hidden, grouped.head_dim), strict=True)
         attention = tuple(_attention(config, arch, grouped, layers, context, where))
     _check_fixed(config, kind, arch, sizes, where)
     return Model(
@@ -138,7 +141,43 @@ def _model(config: Mapping[str, Any], kind: str, arch: Architecture, where: str)
         norm_vectors=arch.norm_vectors,
         norms=arch.norms,
         positions=0 if arch.positions is None else context + arch.positions,
+        streams=None
+        if arch.streams is None
+        else HyperConnections(size(config, arch.streams, where, 1000)),
     )
+
+
+def _grouped(config: Mapping[str, Any], arch: Architecture, where: str) -> GroupedQueryAttention:
+    hidden = size(config, arch.hidden, where)
+    heads = size(config, arch.heads, where, _LIMITS["heads"])
+    return GroupedQueryAttention(
+        heads=heads,
+        head_dim=_head_dim(config, arch, hidden, heads, where),
+        kv_heads=_kv_heads(config, arch, heads, where),
+        qkv_bias=_flag(config, arch, arch.qkv_bias, where),
+        output_bias=_flag(config, arch, arch.output_bias, where),
+        sinks=arch.sinks,
+    )
+
+
+def special_layers(config: Mapping[str, Any], arch: Architecture, where: str) -> Layers | None:
+    """Returns the attention of each layer of a decoder whose layers choose their keys, or None."""
+    return _sparse(config, arch, size(config, arch.layers, where, _LIMITS["layers"]), where)
+
+
+def _sparse(
+    config: Mapping[str, Any], arch: Architecture, layers: int, where: str
+) -> Layers | None:
+    """Returns the attention of each layer where a row says how layers choose their keys."""
+    plain = None
+    if arch.sparsity is not None and arch.latent is not None:
+        heads = size(config, arch.heads, where, _LIMITS["heads"])
+        plain = _latent(config, arch.latent, heads, where)
+    elif arch.sparsity == "blocks":
+        plain = _grouped(config, arch, where)
+        if _flag(config, arch, arch.qk_norm, where):
+            plain = dataclasses.replace(plain, qk_norm=1, qk_weights=2 * plain.head_dim)
+    return sparse_layers(config, arch, plain, layers, where)
 
 
 def _latent(config: Mapping[str, Any], keys: Latent, heads: int, where: str) -> LatentAttention:
@@ -222,30 +261,51 @@ def sublayer_order(config: Mapping[str, Any], where: str = "config.json") -> tup
         config = config[arch.nested]
     layers = size(config, arch.layers, where, _LIMITS["layers"])
     context = size(config, arch.context, where, _LIMITS["context"])
-    kinds, _ = _attention_kinds(config, arch, layers, context, where)
-    routed = routed_layers(config, arch.routed, layers, where)
-    attention, feed_forward = sorted(set(kinds)), sorted(set(routed))
+    special = _sparse(config, arch, layers, where)
+    if special is not None:
+        places = {id(body): i for i, body in enumerate(distinct(special))}
+        mixers = [places[id(body)] for body in special]
+    else:
+        kinds, _ = _attention_kinds(config, arch, layers, context, where)
+        mixers = [sorted(set(kinds)).index(kind) for kind in kinds]
+    routed = _routed_kinds(config, arch, layers, where)
+    first, feed_forward = len(set(mixers)), sorted(set(routed))
     return tuple(
         index
-        for kind, sparse in zip(kinds, routed, strict=True)
-        for index in (attention.index(kind), len(attention) + feed_forward.index(sparse))
+        for mixer, kind in zip(mixers, routed, strict=True)
+        for index in (mixer, first + feed_forward.index(kind))
     )
+
+
+def _routed_kinds(
+    config: Mapping[str, Any], arch: Architecture, layers: int, where: str
+) -> list[int]:
+    """Returns 0 for each dense feed-forward layer, 1 for experts, 2 for those chosen by token."""
+    kinds = [int(flag) for flag in routed_layers(config, arch.routed, layers, where)]
+    if arch.routed is None or arch.routed.hashed is None:
+        return kinds
+    first = size(config, arch.routed.hashed, where, layers, low=0)
+    return [2 * kind if i < first else kind for i, kind in enumerate(kinds)]
 
 
 def _feed_forward(
     config: Mapping[str, Any], arch: Architecture, hidden: int, layers: int, where: str
 ) -> Iterator[Block]:
     """Yields the blocks of feed-forward layers: dense ones, then mixtures of experts."""
-    sparse = routed_layers(config, arch.routed, layers, where).count(True)
-    if sparse < layers:
+    dense, sparse, hashed = map(_routed_kinds(config, arch, layers, where).count, range(3))
+    if dense:
         if arch.intermediate == "n_inner" and config.get("n_inner") is None:
             width = 4 * hidden
         else:
             width = size(config, arch.intermediate, where)
         bias = _flag(config, arch, arch.mlp_bias, where)
-        yield Block(layers - sparse, Mlp(width, gates=arch.gates, bias=bias))
-    if sparse and arch.routed is not None:
-        yield Block(sparse, _experts(config, arch, arch.routed, where))
+        yield Block(dense, Mlp(width, gates=arch.gates, bias=bias))
+    if arch.routed is not None and sparse + hashed:
+        experts = _experts(config, arch, arch.routed, where)
+        if sparse:
+            yield Block(sparse, experts)
+        if hashed:
+            yield Block(hashed, dataclasses.replace(experts, router_bias=0))
 
 
 def _experts(
@@ -282,10 +342,19 @@ def caveats(config: Mapping[str, Any]) -> tuple[str, ...]:
     nested = config.get(arch.nested) if arch is not None and arch.nested is not None else None
     decoder = nested if isinstance(nested, Mapping) else config
     notes = [
-        f"{key} {value}: draft layers are not counted"
+        f"{key} {value}: draft layers are counted apart"
         for key in _DRAFT_LAYERS
         if not is_off(value := decoder.get(key)) and isinstance(value, int)
     ]
+    if arch is not None and arch.sparsity == "compressed":
+        # Source: vLLM and transformers keep groups that are not full yet, in 32 bits.
+        notes.append("the cache leaves out what compressors hold of tokens not yet in an entry")
+        notes.append("products of compressors are counted in the format of the other layers")
+        notes.append("pipeline stages hand over one residual stream, not all")
+        notes.append("tables of experts by token, of the first layers, are not counted")
+    if arch is not None and arch.sparsity == "shared_index":
+        if config.get("index_share_for_mtp_iteration") is True:
+            notes.append("draft steps after the first are counted with an indexer run of their own")
     if nested is not None:
         notes.append("only the decoder is counted, not the vision layers beside it")
     if not is_off(config.get("auto_map")):

@@ -9,6 +9,7 @@ from typing import Any
 from perfmodel.errors import InputError
 from perfmodel.models._values import is_off, show, size, switch
 from perfmodel.models.architectures import Architecture, Routed
+from perfmodel.models.sparsity import check_dense, listed_mixtures
 
 _CONTEXT_LIMIT = 10**9
 # Class defaults of keys that say which layers have a window.
@@ -130,7 +131,11 @@ def routed_layers(
         return [i not in dense and (i + 1) % every == 0 for i in range(layers)]
     if routed.sparse == "after":
         first = size(config, "first_k_dense_replace", where, low=0)
-        return [i >= first for i in range(layers)]
+        sparse = [i >= first for i in range(layers)]
+        check_dense(config, sparse, where)
+        return sparse
+    if routed.sparse == "listed":
+        return listed_mixtures(config, layers, where)
     if routed.sparse == "interleaved":
         if config.get("moe_layers") is not None:
             sparse = _listed(config, "moe_layers", layers, where)
