@@ -53,7 +53,8 @@ class ModelEntry:
     """A network with its provenance.
 
     Fields: the `model`, exact; the `order` of its sublayers, as indices into its blocks;
-    `draft` layers beside it, None where it has none; `precision` that its file asks for; `source` of the config.json and `confidence` in it;
+    `draft` layers beside it, None where it has none; `precision` that its file asks for; `source`
+    of the config.json and `confidence` in it;
     `published` counts and their `sources` (none for a user's own file); `notes` on what the file
     asks for beyond the model; a `digest` of the file's values, and the `path` it was read from.
     """

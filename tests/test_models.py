@@ -373,6 +373,7 @@ FORMATS = {
     "qwen3-235b-a22b-fp8": "fp8", "minimax-m2": "fp8", "minimax-m2.5": "fp8",
     "deepseek-v3": "fp8", "deepseek-v3.2": "fp8", "kimi-k2": "fp8",
     "kimi-k2.5": "bf16+int4g32/bf16",
+    "deepseek-v4-flash": "fp8+mxfp4/fp8", "deepseek-v4-pro": "fp8+mxfp4/fp8",
 }  # fmt: skip
 # Blocks that are alike share a program, whatever their sizes.
 STRUCTURES = [
