@@ -66,7 +66,7 @@ _DRAFT_LAYERS = ("num_nextn_predict_layers", "num_mtp_modules", "mtp_num_hidden_
 
 _ACTIVATIONS = (
     "silu", "swish", "gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "gelu_python",
-    "quick_gelu", "relu", "relu2", "relu6", "mish", "tanh", "swigluoai",
+    "quick_gelu", "relu", "relu2", "relu6", "mish", "tanh",
 )  # fmt: skip
 
 # Largest sizes believed, far above any network built.
@@ -483,7 +483,8 @@ def _refuse_misspelt(config: Mapping[str, Any], arch: Architecture, where: str) 
 
 def _check_activation(config: Mapping[str, Any], arch: Architecture, where: str) -> None:
     value = config.get(arch.activation)
-    if value is not None and value not in _ACTIVATIONS:
+    # MiniMax-M3's, a clamped SwiGLU.
+    if value is not None and value not in (*_ACTIVATIONS, "swigluoai"):
         hint = nearest(value, _ACTIVATIONS) if isinstance(value, str) else ""
         raise InputError(f"{where}: unknown {arch.activation} {show(value)}{hint}")
 

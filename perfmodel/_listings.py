@@ -143,6 +143,20 @@ def _draft_counts(entry: "ModelEntry") -> dict[str, Any] | None:
     }
 
 
+def _encoder_counts(entry: "ModelEntry") -> dict[str, Any] | None:
+    from perfmodel.models.encoder import encoder_parameters
+
+    encoder = entry.encoder
+    if encoder is None:
+        return None
+    return {
+        "layers": int(encoder.layers),
+        "parameters": int(encoder_parameters(encoder)),
+        "patches": int(encoder.patches),
+        "image_tokens": int(encoder.tokens),
+    }
+
+
 def _longest_cache(model: "Model") -> float:
     """Returns bytes of the KV cache of one sequence of the longest context [B], in bf16."""
     from perfmodel.formats import precision
@@ -260,6 +274,11 @@ def model(name: str) -> Listing:
     if draft is not None:
         size = si(draft["weight_bytes"]["bf16"], "B", 4)
         rows.append((f"{draft['layers']} draft", f"{draft['parameters']:,} more, {size} in bf16"))
+    tower = _encoder_counts(entry)
+    if tower is not None:
+        words = f"{tower['parameters']:,} more, {tower['layers']} layers; an image of "
+        words += f"{tower['patches']:,} patches takes {tower['image_tokens']:,} tokens"
+        rows.append(("image encoder", words))
     published = {}
     for key, number in entry.published.items():
         source = entry.sources.get(number.source)
@@ -275,7 +294,8 @@ def model(name: str) -> Listing:
     for words, value in rows:
         table.add_row(words, value)
     values = _stamp() | counts | shape | {
-        "blocks": blocks, "draft": draft, "published": published, "precision": str(entry.precision),
+        "blocks": blocks, "draft": draft, "encoder": tower, "published": published,
+        "precision": str(entry.precision),
         "source": entry.source, "notes": list(entry.notes), "digest": entry.digest,
     }  # fmt: skip
     return Listing(_above(entry.name, f"{entry.title} · digest {entry.digest}", table), values)
