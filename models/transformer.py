@@ -11,6 +11,7 @@ import equinox as eqx
 
 from perfmodel.formats import Precision
 from perfmodel.models.attention import GroupedQueryAttention
+from perfmodel.models.block_sparse import BlockSparseAttention
 from perfmodel.models.compressed import CompressedAttention
 from perfmodel.models.mla import LatentAttention
 from perfmodel.models.mlp import MixtureOfExperts, Mlp
@@ -20,6 +21,8 @@ from perfmodel.relax import Real, divide, maximum
 from perfmodel.step import Shard, Step
 
 Mixer = GroupedQueryAttention | LatentAttention | CompressedAttention
+UNSPREAD = (CompressedAttention, BlockSparseAttention)
+"""Kinds of attention whose keys cannot be spread over context ranks."""
 Body = Mixer | Mlp | MixtureOfExperts
 Kind = TypeVar("Kind", Mixer, Mlp | MixtureOfExperts, Body)
 

@@ -35,6 +35,7 @@ from perfmodel.models.transformer import (
     weight_bytes,
 )
 from perfmodel.operators import Attention, Matmul
+from perfmodel.question import check_degrees
 from perfmodel.step import Chunk, Shard, Step, causal_pairs
 
 BF16 = precision("bf16")
@@ -378,3 +379,11 @@ def test_dense_attention_of_minimax_m3():
     model = parse_config(config)
     assert [type(block.body) for block in model.attention] == [GroupedQueryAttention]
     assert sublayer_order(config)[:8] == (0, 1, 0, 1, 0, 1, 0, 2)
+
+
+@pytest.mark.parametrize("name", ["deepseek-v4-flash", "minimax-m3"])
+def test_keys_that_ranks_cannot_share(name: str):
+    entry = load_model(name)
+    check_degrees(entry, tp=4, pp=1)
+    with pytest.raises(InputError, match="cp: 2 ranks cannot share the keys"):
+        check_degrees(entry, tp=4, pp=1, cp=2)
