@@ -19,6 +19,7 @@ from perfmodel.errors import InputError
 from perfmodel.formats import precision
 from perfmodel.models import networks
 from perfmodel.models.attention import GroupedQueryAttention, chunk_pairs, window_pairs
+from perfmodel.models.block_sparse import BlockSparseAttention
 from perfmodel.models.catalogue import load_model, names
 from perfmodel.models.compressed import CompressedAttention
 from perfmodel.models.mla import LatentAttention
