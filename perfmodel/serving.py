@@ -336,7 +336,7 @@ def run_step(
 ) -> Pass:
     """Returns the time of one micro-batch through all stages, and through the slowest."""
     shard = plan.shard(rank.machine)
-    layers = total_usage(norm_operators(model, step), rank)
+    layers = total_usage(norm_operators(model, step, precision), rank)
     for block in model.blocks:
         ops = block_operators(model, block, step, shard, precision)
         layers = layers.plus(total_usage(ops, rank).scale(block.count))
