@@ -122,6 +122,19 @@ class CompressedAttention(eqx.Module):
         keys = 0 if self.index is None else divide(entries * self.index.width, self.width)
         return near + entries + keys
 
+    def state_bytes(self) -> Real:
+        """Returns bytes that a sequence takes on every rank beside its cached vectors [B].
+
+        What compressors hold of the tokens that entries to come weigh: values and weights, in 32
+        bits whatever the cache's format. Heavily compressed, ratio 128: 128 · 2 · 512 · 4 B =
+        524,288 B; sparse, ratio 4: 8 · 2 · 2 · (512 + 128) · 4 B = 81,920 B. Source: vLLM, class
+        CompressorStateCache; inference code of DeepSeek-V4 (class Compressor).
+        """
+        if self.ratio is None:
+            return 0
+        widths = self.width + (0 if self.index is None else self.index.width)
+        return 4 * (self._series * self.ratio) * self._series * 2 * widths
+
     def activation_width(self, shard: Shard) -> Real:
         """Returns the widest intermediate result per token on one rank [elements]."""
         return 2 * divide(self.heads * self.width, shard.attention_ranks)

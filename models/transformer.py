@@ -169,6 +169,21 @@ def kv_bytes(model: Model, precision: Precision, tokens: Real, shard: Shard | No
     )
 
 
+def sequence_bytes(model: Model, precision: Precision, tokens: Real, shard: Shard) -> Real:
+    """Returns bytes that one sequence of `tokens` takes on one rank [B]: cache and state.
+
+    DeepSeek-V4-Flash in bf16, 8,192 tokens: 61,997,056 B of cache, and 20 · 524,288 B + 21 · 81,920
+    B of what its compressors hold.
+    """
+    cache = kv_bytes(model, precision, tokens, shard)
+    states = [
+        block.count * block.body.state_bytes()
+        for block in model.attention
+        if isinstance(block.body, CompressedAttention)
+    ]
+    return cache + sum(states) if states else cache
+
+
 def activation_bytes(model: Model, step: Step, shard: Shard) -> Real:
     """Returns bytes of intermediate results alive at the widest point of a step [B].
 
