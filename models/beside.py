@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from perfmodel.models._values import is_off, size
+from perfmodel.models.architectures import ARCHITECTURES
 from perfmodel.models.config import decoder_of, parse_config, special_layers, sublayer_order
 from perfmodel.models.draft import Draft
 from perfmodel.models.encoder import Encoder

@@ -399,6 +399,7 @@ def is_unbuilt(name: str) -> bool:
         isinstance(block.body, LatentAttention | CompressedAttention | BlockSparseAttention)
         or getattr(block.body, "v_width", None) is not None
         or getattr(block.body, "gate_width", None) is not None
+        or getattr(block.body, "joined", 0)
         for block in model.blocks
     )
 
