@@ -10,6 +10,7 @@ checkpoints that store them again (DeepSeek-V3's) hold two tables more than coun
 import equinox as eqx
 
 from perfmodel.formats import Precision
+from perfmodel.models.streams import HyperConnections
 from perfmodel.models.transformer import (
     Model,
     decoder_parameters,
@@ -33,7 +34,8 @@ class Draft(eqx.Module):
 
     @property
     def _streams(self) -> Real:
-        return 1 if self.layer.streams is None else self.layer.streams.streams
+        streams = self.layer.streams
+        return streams.streams if isinstance(streams, HyperConnections) else 1
 
 
 def _projection(draft: Draft) -> Real:

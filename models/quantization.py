@@ -20,7 +20,7 @@ _EXCLUDED = ("modules_to_not_convert", "ignored_layers", "ignore", "exclude_modu
 # Modules that stay in 16 bits here too, or that no network here has.
 _KEPT = re.compile(
     r"(^|\.)(lm_head|embed_tokens|wte|wpe|\w*norm\w*|gate|router|e_score_correction_bias)$"
-    r"|(^|\.)(vision_\w+|visual|embed_vision|multi_modal_projector)(\.|$)"
+    r"|(^|\.)(vision_\w+|visual|embed_vision|multi_modal_projector|mm_projector)(\.|$)"
 )
 # Modules of which all together may stay in 16 bits beside quantised experts.
 _APART = re.compile(
@@ -60,8 +60,9 @@ def suggested_precision(
 ) -> PrecisionName:
     """Returns the number formats that a config.json asks for; bf16 where it asks for none.
 
-    `quantization_config` must treat all layers alike, or, in a network (`model`) with mixtures of
-    experts, quantise routed experts alone; embeddings, head, routers and norms stay in 16 bits.
+    `quantization_config` must treat all layers alike, or quantise routed experts alone in a network
+    (`model`) with mixtures, feed-forward layers alone in one without; embeddings, head, routers and
+    norms stay in 16 bits.
 
     >>> str(suggested_precision({"quantization_config": {"quant_method": "fp8"}}))
     'fp8'
@@ -141,22 +142,34 @@ def _left_out(quantization: Mapping[str, Any], place: str) -> Iterator[tuple[str
                 yield entry, name.strip("^$*.").replace("layers*", "layers.*.")
 
 
+def is_cut(config: Mapping[str, Any]) -> bool:
+    """Returns whether a file's list of modules that are not quantised was cut short."""
+    quantization = config.get("quantization_config")
+    listed = quantization if isinstance(quantization, Mapping) else {}
+    return any(
+        isinstance(entry, str) and _CUT.fullmatch(entry)
+        for key in _EXCLUDED
+        for entry in listed.get(key) or ()
+    )
+
+
 def _experts_alone(quantization: Mapping[str, Any], model: Model | None, place: str) -> bool:
     """Returns whether routed experts alone are quantised; raises for any other mixture."""
     if not is_off(quantization.get("sparsity_config")):
         raise InputError(f"{place}: sparsity_config is not understood")
     mixture = model is not None and model.is_mixture
+    alone = "routed experts" if mixture else "feed-forward layers"
     apart: dict[str, dict[str, set[str]]] = {}
     cut, named = False, ""
     for entry, plain in _left_out(quantization, place):
         if _CUT.fullmatch(entry):
             cut = True
         elif not _KEPT.search(plain):
-            match = _APART.search(plain) if mixture else None
-            if match is None:
+            match = _APART.search(plain.removesuffix("*"))
+            if match is None or (not mixture and not match["attention"]):
                 raise InputError(
                     f"{place}: {show(entry)} is left out; only one format for all layers, or for "
-                    "routed experts alone, is understood"
+                    f"{alone} alone, is understood"
                 )
             named = named or entry
             kind = next(kind for kind in _PRODUCTS if match[kind])
@@ -168,14 +181,19 @@ def _experts_alone(quantization: Mapping[str, Any], model: Model | None, place: 
         # What a cut list still shows is kept in 16 bits here too: the rest is taken to be alike.
         return False
     assert model is not None
+    if not mixture and cut:
+        # What is shown of a cut list is of attention alone: all of it, then.
+        return True
     for kind, layers in _kinds(model).items():
+        if not mixture and kind != "attention":
+            continue
         found = apart.get(kind, {})
         whole = [layer for layer, products in found.items() if products >= _PRODUCTS[kind]]
         if "*" not in whole and len(whole) != layers:
             why = "the list is cut" if cut else f"{len(whole)} of {layers} {kind} layers are whole"
             raise InputError(
-                f"{place}: {show(named)} is left out, but not all beside the experts ({why}); "
-                "only one format for all layers, or for routed experts alone, is understood"
+                f"{place}: {show(named)} is left out, but not all beside the {alone} ({why}); "
+                f"only one format for all layers, or for {alone} alone, is understood"
             )
     return True
 

@@ -190,6 +190,11 @@ def models() -> Listing:
     return Listing(_below(table, notes), _stamp() | {"models": values})
 
 
+_RECURRENT = {
+    "Mamba2": "Mamba-2", "GatedDelta": "gated delta net", "KimiDelta": "Kimi delta attention",
+}  # fmt: skip
+
+
 def describe(body: "Body") -> tuple[str, dict[str, Any]]:
     """Returns one kind of sublayer in words, and its numbers."""
     from perfmodel.models.attention import GroupedQueryAttention
@@ -197,6 +202,8 @@ def describe(body: "Body") -> tuple[str, dict[str, Any]]:
     from perfmodel.models.compressed import CompressedAttention
     from perfmodel.models.mla import LatentAttention
     from perfmodel.models.mlp import Mlp
+    from perfmodel.models.recurrent import Recurrent
+    from perfmodel.step import Shard
 
     if isinstance(body, GroupedQueryAttention):
         spans = {
@@ -232,12 +239,23 @@ def describe(body: "Body") -> tuple[str, dict[str, Any]]:
             words += "" if body.index is not None else " of an earlier layer's choice"
             facts["top_k"] = body.top_k
         return words, facts
+    if isinstance(body, Recurrent):
+        kind = _RECURRENT[type(body).__name__]
+        words = f"{kind}: {body.heads} heads, state {body.state} × {body.width}"
+        if body.key_heads != body.heads:
+            words += f", {body.key_heads} heads of keys"
+        return words, {
+            "kind": kind, "heads": body.heads, "key_heads": body.key_heads,
+            "state": body.state, "width": body.width, "state_bytes": body.state_bytes(Shard()),
+        }  # fmt: skip
     gated = "gated" if body.gates > 1 else "plain"
     if isinstance(body, Mlp):
         facts = {"kind": "feed-forward", "width": body.intermediate, "gated": body.gates > 1}
         return f"feed-forward: width {body.intermediate:,}, {gated}", facts
     shared = body.shared.intermediate if body.shared is not None else 0
     beside = f", beside one of width {shared:,}" if shared else ""
+    if body.latent is not None:
+        beside += f", in vectors of {body.latent:,}"
     words = f"experts: {body.top_k} of {body.experts}, width {body.intermediate:,}, {gated}{beside}"
     facts = {"kind": "experts", "experts": body.experts, "top_k": body.top_k,
              "width": body.intermediate, "shared_width": shared,
@@ -245,11 +263,11 @@ def describe(body: "Body") -> tuple[str, dict[str, Any]]:
     return words, facts
 
 
-def model(name: str) -> Listing:
+def model(name: str, assume_dense: bool = False) -> Listing:
     """Returns one network: its shape, its counts, and the published ones."""
     from perfmodel.models.catalogue import load_model
 
-    entry = load_model(name)
+    entry = load_model(name, assume_dense=assume_dense)
     counts = _counts(entry)
     network = entry.model
     table = report.grid(("", "left"), ("", "left"))

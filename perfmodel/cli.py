@@ -36,6 +36,12 @@ app = typer.Typer(
 _ModelName = Annotated[
     str, typer.Argument(metavar="MODEL", help="Catalogue name, config.json, or a folder with one.")
 ]
+_Dense = Annotated[
+    bool,
+    typer.Option(
+        "--assume-dense", help="Read a config.json that is not understood as a dense decoder."
+    ),
+]
 _Isl = Annotated[int, typer.Option(help="Prompt tokens.")]
 _Osl = Annotated[int, typer.Option(help="Output tokens.")]
 _Hit = Annotated[float, typer.Option(help="Share of the prompt already cached, 0 to below 1.")]
@@ -238,6 +244,7 @@ def estimate(
             help="Argument of that function, as 8,4096:bf16 (repeat for more).",
         ),
     ] = None,
+    assume_dense: _Dense = False,
     json: _Json = False,
 ) -> None:
     """Tell what one design achieves and what binds it.
@@ -267,12 +274,15 @@ def estimate(
         from perfmodel import report
 
         _ready()
-        found = perfmodel.estimate(model, chip, **options).assign_attrs(_command(context))
+        network = perfmodel.load_model(model, assume_dense=assume_dense)
+        found = perfmodel.estimate(network, chip, **options).assign_attrs(_command(context))
         # The parts of a token's time are the operators', so the table opens them as well.
-        opened = perfmodel.operator_table(model, chip, **options) if operators or not json else None
+        opened = None
+        if operators or not json:
+            opened = perfmodel.operator_table(network, chip, **options)
         moved, files = None, {}
         if sensitivity:
-            moved = perfmodel.sensitivity(model, chip, **options).assign_attrs(_command(context))
+            moved = perfmodel.sensitivity(network, chip, **options).assign_attrs(_command(context))
             if out is not None and bool(moved["elasticity"].notnull().any()):
                 files = report.save_sensitivity(moved, out)
     if json:
@@ -374,6 +384,7 @@ def frontier(
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write frontier.nc, .png and .html there.")
     ] = None,
+    assume_dense: _Dense = False,
     json: _Json = False,
 ) -> None:
     """Find the plans worth having, for each chip.
@@ -397,7 +408,8 @@ def frontier(
             _ready()
             try:
                 found = perfmodel.frontier(
-                    model, chip, isl=isl, osl=osl, max_chips=max_chips,
+                    perfmodel.load_model(model, assume_dense=assume_dense), chip,
+                    isl=isl, osl=osl, max_chips=max_chips,
                     prefix_hit=prefix_hit, engine=engine, x=x, y=y, per=per, descend=descend,
                     price=_prices(price),
                     ownership=ownership, electricity=electricity, pue=pue, lifetime=lifetime,
@@ -456,6 +468,7 @@ def size(
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write size.nc and size.json there.")
     ] = None,
+    assume_dense: _Dense = False,
     json: _Json = False,
 ) -> None:
     """Find the smallest deployment that serves a request rate.
@@ -472,7 +485,8 @@ def size(
         _ready()
         try:
             found = perfmodel.size(
-                model, chip or "all", rate=rate, isl=isl, osl=osl, prefix_hit=prefix_hit,
+                perfmodel.load_model(model, assume_dense=assume_dense), chip or "all",
+                rate=rate, isl=isl, osl=osl, prefix_hit=prefix_hit,
                 slo_ttft=_time(slo_ttft, "--slo-ttft"), slo_tpot=_time(slo_tpot, "--slo-tpot"),
                 headroom=headroom, spare=spare, by=by, max_chips=max_chips, engine=engine,
                 price=_prices(price), **extra,
@@ -508,12 +522,13 @@ def chips(
 @app.command()
 def models(
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="One model in full.")] = None,
+    assume_dense: _Dense = False,
     json: _Json = False,
 ) -> None:
     """List models, or one in full."""
     from perfmodel import _listings
 
-    found = _listings.models() if name is None else _listings.model(name)
+    found = _listings.models() if name is None else _listings.model(name, assume_dense)
     _show(found, json)
 
 

@@ -101,6 +101,9 @@ _MACHINE = {
     "latent_context.item_time": ("latent context attention: time of an item", "s"),
     "latent_context.stream": ("latent context attention: bandwidth reached", "1"),
     "latent_context.floor": ("latent context attention: floor", "s"),
+    "scan.stream": ("recurrent layers: bandwidth reached", "1"),
+    "scan.efficiency": ("recurrent layers: peak bf16 reached", "1"),
+    "scan.floor": ("recurrent layers: floor", "s"),
     "memory.capacity": ("memory capacity{}", "B"),
     "memory.bandwidth": ("memory bandwidth{}", "B/s"),
     "memory.energy": ("energy per byte of memory{}", "J/B"),
@@ -200,6 +203,7 @@ _EFFICIENCIES = {
     "decode": "decode attention",
     "context": "context attention",
     "vector": "element-wise kernels",
+    "scan": "recurrent layers",
     "collective": "collectives",
 }
 

@@ -129,6 +129,7 @@ def test_published_parameter_counts_are_reproduced(name: str):
 
 # Which tables publishers leave out of their count of active parameters: none unless named.
 WITHOUT = {
+    "kimi-k3": 1,
     "gpt-oss-20b": 1, "gpt-oss-120b": 1, "glm-4.5": 2, "glm-4.5-air": 2, "glm-4.6": 2,
     "minimax-m2": 2, "minimax-m2.5": 2, "minimax-m3": 2, "glm-5": 2, "glm-5.2": 1,
     "deepseek-v4-flash": 1, "deepseek-v4-pro": 1,
@@ -369,7 +370,8 @@ def test_past_the_kv_heads_only_their_projection_is_repeated():
 
 
 FORMATS = {
-    "mimo-v2-flash": "fp8",
+    "mimo-v2-flash": "fp8", "gemma-4-31b-nvfp4": "bf16/bf16/fp8+nvfp4",
+    "kimi-k3": "bf16+mxfp4/bf16",
     "gpt-oss-20b": "bf16+mxfp4/bf16", "gpt-oss-120b": "bf16+mxfp4/bf16",
     "qwen3-235b-a22b-fp8": "fp8", "minimax-m2": "fp8", "minimax-m2.5": "fp8",
     "deepseek-v3": "fp8", "deepseek-v3.2": "fp8", "kimi-k2": "fp8",
@@ -456,7 +458,7 @@ def test_models_of_one_structure_share_a_program():
         for fmt in ("bf16", "nvfp4"):
             count, *_ = counts(traced(model), traced(precision(fmt)), step, shard)
             assert count == pytest.approx(parameters(model), rel=1e-6)
-    assert traces == len({jax.tree.structure(load_model(name).model) for name in names()}) == 19
+    assert traces == len({jax.tree.structure(load_model(name).model) for name in names()}) == 26
 
 
 def test_the_file_s_expert_format_holds_until_weights_are_named():

@@ -28,6 +28,7 @@ from perfmodel.models.networks.attention import rotate, visible
 from perfmodel.models.networks.parallel import AXIS
 from perfmodel.models.networks.transformer import even_order
 from perfmodel.models.networks.weights import Weights
+from perfmodel.models.recurrent import Recurrent
 from perfmodel.models.transformer import (
     Block,
     Model,
@@ -396,10 +397,14 @@ def test_prefill_multiplies_what_the_operators_say(
 def is_unbuilt(name: str) -> bool:
     model = load_model(name).model
     return bool(model.extra_norms) or any(
-        isinstance(block.body, LatentAttention | CompressedAttention | BlockSparseAttention)
+        isinstance(
+            block.body, LatentAttention | CompressedAttention | BlockSparseAttention | Recurrent
+        )
+        or getattr(block.body, "latent", None) is not None
         or getattr(block.body, "v_width", None) is not None
         or getattr(block.body, "gate_width", None) is not None
         or getattr(block.body, "joined", 0)
+        or getattr(block.body, "cached", "own") != "own"
         for block in model.blocks
     )
 

@@ -28,6 +28,7 @@ from perfmodel.models.networks.mixture import Mixture
 from perfmodel.models.networks.mlp import FeedForward
 from perfmodel.models.networks.norms import Norm
 from perfmodel.models.networks.weights import Weights, sum_ranks, whole
+from perfmodel.models.recurrent import Recurrent
 from perfmodel.models.transformer import Block, Model
 
 
@@ -103,6 +104,11 @@ def _body(model: Model, block: Block, weights: Weights) -> nnx.Module:
         raise InputError(
             "network: attention to chosen or compressed keys, and several residual streams, have "
             "none yet (nearest: grouped-query attention)"
+        )
+    if isinstance(body, Recurrent) or getattr(body, "latent", None) is not None:
+        raise InputError(
+            "network: recurrent layers, and experts of another width than the hidden one, have "
+            "none yet (nearest: attention, experts of the hidden width)"
         )
     if isinstance(body, LatentAttention):
         raise InputError(
