@@ -19,7 +19,7 @@ from typing import Any
 
 from perfmodel.errors import InputError, nearest, shorten
 from perfmodel.models._values import SYNONYMS, found, is_off, show, size, switch
-from perfmodel.models.architectures import ARCHITECTURES, Architecture, Flag, Latent, Routed
+from perfmodel.models.architectures import ARCHITECTURES, Architecture, Latent, Routed
 from perfmodel.models.attention import GroupedQueryAttention
 from perfmodel.models.layers import local_layers, routed_layers
 from perfmodel.models.mla import Indexer, LatentAttention
