@@ -7,6 +7,7 @@ fitted values stay apart from datasheets. For each constant alone, the first of 
     2. a fit of its generation (the first by name): kernels of one generation are alike
     3. a measured fact of its datasheet (`gemm_efficiency_bf16` …)
     4. the family's default, shown as assumed
+    5. outside of GPUs, what makes a term vanish
 
 The origin is kept with every constant, so nothing stands in for something else unseen.
 """
@@ -105,6 +106,9 @@ CONSTANTS = (
     Field("fabric.gather_growth", "1", "its growth with the group", -5.0, 5.0),
     Field("memory.vector_stream", "1", "share of bandwidth, element-wise kernels", *_SHARE),
     Field("memory.vector_floor", "s", "time of the smallest element-wise kernel", *_TIME),
+    Field("mesh.reduction", "1", "time of a sum over a mesh, over that of its hops", 0.0, 10.0),
+    Field("floors.serial", "s", "added to every layer", *_TIME),
+    Field("floors.launch", "s", "to launch a layer, beside the device", *_TIME),
     Field("power.running", "1", "power of a running chip before any work, share of tdp", 0.0, 1.0),
     Field("power.compute_activity", "1", "dynamic power at full arithmetic, share", 0.0, 3.0),
     Field("power.memory_activity", "1", "dynamic power at full bandwidth, share", 0.0, 3.0),
@@ -112,6 +116,7 @@ CONSTANTS = (
 )
 
 _NEUTRAL = {
+    "reduction": 1.0,
     "efficiency": 1.0,
     "stream": 1.0,
     "vector_stream": 1.0,
@@ -222,8 +227,15 @@ def resolve(sheet: Sheet, fits: Traversable | None = None) -> dict[str, Constant
     if default is None:
         raise InputError(f"fits/{family}.toml: the family's default constants are missing")
     missing = [f.name for f in CONSTANTS if default.value(f.name) is None]
-    if missing:
+    if missing and family == "hbm_gpu":
         raise InputError(f"fits/{family}.toml: missing {', '.join(missing[:5])}")
+    # Other families have few constants of their own; the terms of the others vanish.
+    vanish = {
+        f.name: Number(neutral()[f.name], f.unit, "assumed", note="neutral: the term vanishes")
+        for f in CONSTANTS
+        if f.name in missing
+    }
+    default = dataclasses.replace(default, numbers={**vanish, **default.numbers})
     candidates = {} if sheet.name == family else {sheet.name: "own fit"}
     for name, other in generations(fits).items():
         if other and other == generation and name not in (sheet.name, family):

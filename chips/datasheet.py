@@ -1,9 +1,9 @@
-"""Datasheets of GPU-like chips: the schema, the checks, and what fills a missing number.
+"""Datasheets of chips: the schema, the checks, and what fills a missing number.
 
 `FIELDS` is the single truth about a datasheet: files are checked against it, and
 `docs/chip-fields.md` is made from it. A sheet needs three numbers; what else it leaves out or
-calls unknown is taken from the family's assumptions (`families/hbm_gpu.toml`) and shown as
-assumed.
+calls unknown is taken from its family's assumptions (`families/*.toml`) and shown as assumed.
+Those of `PARTICULAR` belong to some families only; without them they are neutral.
 """
 
 import dataclasses
@@ -19,11 +19,35 @@ from perfmodel.catalog import Field, Number, Sheet
 from perfmodel.errors import InputError, nearest, shorten
 from perfmodel.kernels import KERNELS
 
-FAMILIES = ("hbm_gpu",)
-"""Chip families, by the name a datasheet gives."""
+FAMILIES = ("hbm_gpu", "wafer", "lpu", "corsair", "dataflow")
+"""Chip families, by the name a datasheet gives: each has a module and a table of assumptions."""
 
 _RATE = (1e9, 1e20)
 _BYTES_PER_SECOND = (1e6, 1e18)
+
+PARTICULAR = (
+    Field("memory2_capacity", "B", "second memory, slower than the first", 0.0, 1e15),
+    Field("memory2_bandwidth", "B/s", "second memory", *_BYTES_PER_SECOND),
+    Field("memory2_latency", "s", "first byte from the second memory", 0.0, 1.0),
+    Field("memory3_capacity", "B", "third memory, slower than the second", 0.0, 1e15),
+    Field("memory3_bandwidth", "B/s", "third memory", *_BYTES_PER_SECOND),
+    Field("memory3_latency", "s", "first byte from the third memory", 0.0, 1.0),
+    Field("host_memory", "B", "memory of the host per chip, over host_link_bandwidth", 0.0, 1e15),
+    Field("host_latency", "s", "first byte from the host", 0.0, 1.0),
+    Field("slow_memory_energy", "J/B", "per byte of any memory but the first", 0.0, 1e-6),
+    Field("elements", "1", "processing elements of an on-chip mesh", 1.0, 1e8),
+    Field("clock", "Hz", "clock of the matrix units or elements", 1e6, 1e11),
+    Field("array_rows", "1", "rows that fill a systolic array", 0.0, 1e4),
+    Field("cores", "1", "parts of a chip that must each hold a kv head", 1.0, 1e4),
+    Field("torus_axes", "1", "dimensions of a ring or torus of chips; 0: switch or mesh", 0.0, 6.0),
+    Field("hop_time", "s", "from a chip of a ring or torus to its neighbour", 0.0, 1.0),
+    Field("open_ends", "1", "1: a torus without links around its ends", 0.0, 1.0),
+    Field("in_network", "1", "1: switches add up what passes through them", 0.0, 1.0),
+    Field("regions", "1", "most stages of a pipeline side by side on one chip", 1.0, 1e4),
+    Field("static", "1", "1: runs a compiled schedule, without a host between steps", 0.0, 1.0),
+    Field("prompt_chunk", "token", "prompt tokens in a step, where a plan does not say", 1.0, 1e6),
+    Field("wire_bytes", "B", "one activation element on the wire between chips", 0.25, 8.0),
+)
 
 FIELDS = (
     Field("peak_bf16", "FLOP/s", "dense 16-bit matrix rate; a multiply-add is two", *_RATE, True),
@@ -57,6 +81,7 @@ FIELDS = (
     Field("gemm_efficiency_int8", "1", "achieved share of peak_int8, large products", 0.01, 1.0),
     Field("gemm_efficiency_fp4", "1", "achieved share of peak_fp4, large products", 0.01, 1.0),
     Field("memory_efficiency", "1", "achieved share of memory_bandwidth, weights", 0.01, 1.0),
+    *PARTICULAR,
 )
 
 ASSUMPTIONS = (
@@ -71,6 +96,7 @@ ASSUMPTIONS = (
     Field("host_link_bandwidth", "B/s", "to host memory", *_BYTES_PER_SECOND, True),
     Field("power_per_peak", "W·s/FLOP", "tdp over peak_bf16", 0.0, 1e-6, True),
     Field("idle_share", "1", "idle_power over tdp", 0.0, 1.0, True),
+    *PARTICULAR,
 )
 
 _UNITS = {field.name: field.unit for field in FIELDS}
@@ -145,6 +171,13 @@ def _check_consistent(numbers: Mapping[str, Number], where: str) -> None:
     if numbers.get("peak_fp4") and numbers["peak_fp4"].value:
         ordered("peak_fp8", "peak_fp4", "a narrower format is not slower (0 if unsupported)")
     ordered("peer_bandwidth", "link_bandwidth", "one peer cannot get more than all")
+    ordered("memory2_bandwidth", "memory_bandwidth", "memories are listed fastest first")
+    ordered("memory3_bandwidth", "memory2_bandwidth", "memories are listed fastest first")
+    for name in ("memory2", "memory3"):
+        size, rate = (name + part in numbers for part in ("_capacity", "_bandwidth"))
+        if size != rate:
+            missing = name + ("_bandwidth" if size else "_capacity")
+            raise InputError(f"{where}: {missing} is missing beside the other number of {name}")
     ordered("idle_power", "tdp", "a chip at rest draws less than its limit")
     ordered("tdp", "server_power", "a server draws more than its chips")
 
@@ -190,7 +223,9 @@ def complete(sheet: Sheet, assumed: Sheet) -> dict[str, Number]:
     values["tdp"] = max(values["tdp"], values.get("idle_power", 0.0))
     share("idle_power", "idle_share", "tdp")
     for field in (f.name for f in ASSUMPTIONS if f.name in _UNITS):
-        assume(field, assumed.value(field) or 0.0, assumed.numbers[field].note)
+        value = assumed.value(field)
+        if value is not None:
+            assume(field, value, assumed.numbers[field].note)
     complete = {
         name: dataclasses.replace(number, value=values[name]) for name, number in known.items()
     }

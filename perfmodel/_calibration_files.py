@@ -125,6 +125,8 @@ UNITS = {
     "twoshot_ramp": "s",
     "gather_latency": "s",
     "vector_floor": "s",
+    "serial": "s",
+    "launch": "s",
 }
 
 

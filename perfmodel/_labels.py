@@ -45,8 +45,8 @@ OWN, FAMILY = "its own", "its family"
 
 _USED = (
     "chip", "precision", "candidate", "candidate_kernels", "candidate_assumed", "obstacle",
-    "on_front", "binding", "tp", "pp", "ep", "attention_dp", "cp", "replicas", "batch", "chunk",
-    "chips", "ttft_s", "tpot_s",
+    "on_front", "binding", "tp", "pp", "ep", "attention_dp", "cp", "regions",
+    "replicas", "batch", "chunk", "chips", "ttft_s", "tpot_s",
     "tokens_per_second_user", "tokens_per_second_user_e2e", "output_tokens_per_second_chip",
     "memory_bytes", "power_w", "energy_per_output_token_j", "usd_per_million_output_tokens",
     "usd_per_hour", "usd_per_hour_low", "usd_per_hour_high", "output_tokens_per_second_kw",
@@ -140,7 +140,7 @@ PLAN = (*LAYOUT, "batch", "chunk")
 def layout_text(*layout: int) -> str:
     """Returns the layout of a deployment, given in the order of `LAYOUT`, in words.
 
-    >>> layout_text(4, 1, 1, 1, 1, 4), layout_text(8, 2, 8, 4, 1, 1)
+    >>> layout_text(4, 1, 1, 1, 1, 1, 4), layout_text(8, 2, 8, 4, 1, 1, 1)
     ('TP4 × 4', 'TP8 PP2 EP8 DP4')
     """
     *degrees, replicas = layout
@@ -150,7 +150,7 @@ def layout_text(*layout: int) -> str:
 def plan_text(*plan: int, precision: str = "") -> str:
     """Returns a plan, given in the order of `PLAN`, in words.
 
-    >>> plan_text(4, 1, 1, 1, 1, 4, 32, 2048, precision="fp8")
+    >>> plan_text(4, 1, 1, 1, 1, 1, 4, 32, 2048, precision="fp8")
     'TP4 × 4 · batch 32 · chunk 2048 · fp8'
     """
     *layout, batch, chunk = plan

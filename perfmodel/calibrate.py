@@ -542,6 +542,9 @@ ASSUMED: dict[str, tuple[float, str]] = {
         for kind, other in (("int8", "fp8"), ("w8a16", "bf16"))
         for name, value in _NO_TABLE[other].items()
     },
+    "mesh.reduction": (1.0, "no mesh"),
+    "floors.serial": (0.0, "kernels follow each other without a gap; engines add theirs"),
+    "floors.launch": (0.0, "steps are captured in graphs; engines add theirs"),
 }
 
 

@@ -183,6 +183,15 @@ def estimate(
         int, typer.Option(help="Groups of the TP chips that attend to requests of their own.")
     ] = 1,
     cp: Annotated[int, typer.Option(help="Chips of a group that share each sequence's keys.")] = 1,
+    regions: Annotated[
+        int, typer.Option(help="Pipeline stages side by side on each chip (wafers).")
+    ] = 1,
+    offload: Annotated[
+        float, typer.Option(help="Share of slower memories, the host's among them, that is used.")
+    ] = 0.0,
+    weights_first: Annotated[
+        float, typer.Option(help="Share of the weights placed before keys and values.")
+    ] = 1.0,
     batch: Annotated[int, typer.Option(help="Concurrent requests per replica.")] = 1,
     isl: _Isl = 4000,
     osl: _Osl = 1000,
@@ -244,7 +253,8 @@ def estimate(
     if chip is None:
         raise InputError("missing argument 'CHIP'")
     options: dict[str, Any] = dict(
-        tp=tp, pp=pp, ep=ep, attention_dp=attention_dp, cp=cp, batch=batch, chunk=chunk,
+        tp=tp, pp=pp, ep=ep, attention_dp=attention_dp, cp=cp, regions=regions, offload=offload,
+        weights_first=weights_first, batch=batch, chunk=chunk,
         replicas=replicas, isl=isl, osl=osl,
         prefix_hit=prefix_hit, weights=weights, activations=activations, kv=kv, engine=engine,
         slo_ttft=_time(slo_ttft, "--slo-ttft"), slo_tpot=_time(slo_tpot, "--slo-tpot"),

@@ -31,7 +31,9 @@ bounded whatever the number of designs; shorter lists are filled up."""
 class Designs(NamedTuple):
     """A list of designs, column by column: which chip and precision, and the plan.
 
-    `ep`, `attention_dp` and `cp` divide the `tp` chips of a stage and may be 1.
+    `ep`, `attention_dp` and `cp` divide the `tp` chips of a stage and may be 1. `regions` is how
+    many stages of the pipeline lie side by side on each chip; `offload` and `weights_first`
+    are as in `Plan`.
     """
 
     chip: np.ndarray
@@ -44,6 +46,9 @@ class Designs(NamedTuple):
     ep: np.ndarray
     attention_dp: np.ndarray
     cp: np.ndarray
+    regions: np.ndarray
+    offload: np.ndarray
+    weights_first: np.ndarray
 
     def take(self, rows: Any) -> "Designs":
         """Returns the designs at an index, slice or mask."""
@@ -56,15 +61,18 @@ class Designs(NamedTuple):
         experts always has those of its experts: it is rarely served without.
         """
         chip, precision, *columns = (np.asarray(c, dtype=question.real()) for c in self)
-        tp, pp, batch, chunk, replicas, ep, attention_dp, cp = columns
+        tp, pp, batch, chunk, replicas, ep, attention_dp, cp, regions, slow, first = columns
 
-        def choice(column: np.ndarray, always: bool) -> np.ndarray | None:
-            return column if always or np.any(column != 1.0) else None
+        def choice(
+            column: np.ndarray, always: bool = False, unused: float = 1.0
+        ) -> np.ndarray | None:
+            return column if always or np.any(column != unused) else None
 
         return Plan(
-            chips=tp * pp, stages=pp, batch=batch, chunk=chunk, replicas=replicas,
+            chips=tp * pp, stages=pp * regions, batch=batch, chunk=chunk, replicas=replicas,
             attention_dp=choice(attention_dp, mixture), expert_ranks=choice(ep, mixture),
-            context_ranks=choice(cp, False),
+            context_ranks=choice(cp), offload=choice(slow, unused=0.0),
+            weights_first=choice(first),
         )  # fmt: skip
 
 
@@ -72,8 +80,8 @@ _NUMBERS = Designs._fields[2:]
 
 
 def designs(**columns: Any) -> Designs:
-    """Returns a list of designs from columns; what is left out is 0 (indices) or 1 (numbers)."""
-    defaults = {"chip": 0, "precision": 0} | dict.fromkeys(_NUMBERS, 1)
+    """Returns designs from columns; what is left out is 0 (indices, offload) or 1 (numbers)."""
+    defaults = {"chip": 0, "precision": 0} | dict.fromkeys(_NUMBERS, 1) | {"offload": 0}
     return Designs(*np.broadcast_arrays(*(np.atleast_1d(v) for v in (defaults | columns).values())))
 
 

@@ -34,6 +34,9 @@ def one_design(
     ep: int,
     attention_dp: int,
     cp: int,
+    regions: int,
+    offload: float,
+    weights_first: float,
     batch: int,
     chunk: int | None,
     replicas: int,
@@ -60,7 +63,7 @@ def one_design(
     degrees = {
         name: question.whole(name, degree)
         for name, degree in zip(
-            question.Layout._fields, (tp, pp, ep, attention_dp, cp), strict=True
+            question.Layout._fields, (tp, pp, ep, attention_dp, cp, regions), strict=True
         )
     }
     question.check_degrees(network, **degrees)
@@ -71,9 +74,13 @@ def one_design(
         electricity=electricity, pue=pue, lifetime=lifetime,
     )  # fmt: skip
     budget = int(asked.engine.engine.token_budget)
-    most = budget if chunk is None else question.whole("chunk", chunk)
+    own = machine.fields.get("prompt_chunk")
+    usual = budget if own is None else int(own.value or budget)
+    most = usual if chunk is None else question.whole("chunk", chunk)
     design = designs(
         **degrees,
+        offload=question.share("offload", offload),
+        weights_first=question.share("weights_first", weights_first),
         batch=question.whole("batch", batch),
         chunk=most,
         replicas=question.whole("replicas", replicas),
@@ -90,6 +97,9 @@ def estimate(
     ep: int = 1,
     attention_dp: int = 1,
     cp: int = 1,
+    regions: int = 1,
+    offload: float = 0.0,
+    weights_first: float = 1.0,
     batch: int = 1,
     chunk: int | None = None,
     replicas: int = 1,
@@ -120,6 +130,10 @@ def estimate(
         ep: expert-parallel degree: ranks of a stage over which whole experts are spread.
         attention_dp: groups of a stage's ranks that attend to requests of their own.
         cp: ranks of a group over which each sequence's keys are spread.
+        regions: stages side by side on each of the `pp` chips of a pipeline (wafers).
+        offload: share of each memory behind the fastest that weights and keys may take, host
+            memory among them.
+        weights_first: share of the weights that is placed before any keys, fastest memory first.
         batch: concurrent requests per replica.
         chunk: most prompt tokens in a step [the engine's]; shorter prompts share one.
         replicas: equal replicas.
@@ -138,8 +152,9 @@ def estimate(
     ('token/s', True, 8)
     """
     options: dict[str, Any] = dict(
-        tp=tp, pp=pp, ep=ep, attention_dp=attention_dp, cp=cp, batch=batch, chunk=chunk,
-        replicas=replicas, isl=isl, osl=osl, prefix_hit=prefix_hit, weights=weights,
+        tp=tp, pp=pp, ep=ep, attention_dp=attention_dp, cp=cp, regions=regions, offload=offload,
+        weights_first=weights_first, batch=batch, chunk=chunk, replicas=replicas, isl=isl, osl=osl,
+        prefix_hit=prefix_hit, weights=weights,
         activations=activations, kv=kv, engine=engine, slo_ttft=slo_ttft, slo_tpot=slo_tpot,
         price=price, ownership=ownership, electricity=electricity, pue=pue, lifetime=lifetime,
     )  # fmt: skip
@@ -210,10 +225,13 @@ def _open(
     """Returns the rows of both steps, and the share of steps that carry a chunk."""
     found = serving.estimate(machine, model, load, plan, precision, engine)
     shard = plan.shard(machine)
-    rank = Rank(serving.served(machine, engine), shard.share)
-    _, _, *steps = serving.passes(
-        load, plan, serving.split_prompt(load, plan), found.running, engine
-    )
+    # `running` of an estimate is of all attention groups, memory is of one.
+    groups = serving.attention_groups(plan)
+    attended = found.running if groups is None else found.running / groups
+    room = serving.footprint(machine, model, load, plan, precision, engine)
+    lying = serving.placed(machine, plan, room, attended)
+    rank = Rank(serving.served(machine, engine), shard.share, placed=lying)
+    _, _, *steps = serving.passes(load, plan, serving.split_prompt(load, plan), attended, engine)
     tables = []
     for step in steps:
         layers = layer_operators(model, step, shard, precision)
@@ -241,6 +259,9 @@ def operators(
     ep: int = 1,
     attention_dp: int = 1,
     cp: int = 1,
+    regions: int = 1,
+    offload: float = 0.0,
+    weights_first: float = 1.0,
     batch: int = 1,
     chunk: int | None = None,
     replicas: int = 1,
@@ -267,8 +288,9 @@ def operators(
     where the design cannot run.
     """
     options: dict[str, Any] = dict(
-        tp=tp, pp=pp, ep=ep, attention_dp=attention_dp, cp=cp, batch=batch, chunk=chunk,
-        replicas=replicas, isl=isl, osl=osl, prefix_hit=prefix_hit, weights=weights,
+        tp=tp, pp=pp, ep=ep, attention_dp=attention_dp, cp=cp, regions=regions, offload=offload,
+        weights_first=weights_first, batch=batch, chunk=chunk, replicas=replicas, isl=isl, osl=osl,
+        prefix_hit=prefix_hit, weights=weights,
         activations=activations, kv=kv, engine=engine, slo_ttft=slo_ttft, slo_tpot=slo_tpot,
         price=price, ownership=ownership, electricity=electricity, pue=pue, lifetime=lifetime,
     )  # fmt: skip

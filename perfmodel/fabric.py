@@ -85,17 +85,20 @@ def links(kind: str, ranks: Real, fabric: Fabric) -> Links:
     passes = 2.0 if kind == "all_reduce" else 1.0
     over = group(ranks, fabric)
     local, domains = over.local, over.domains
+    # Along a line, what goes round a ring must come back over the same links.
+    line = 1.0 + fabric.torus * fabric.open_ends
     rate = local_bandwidth(fabric, local)
     port = fabric.nic_efficiency * fabric.nic_bandwidth
     others, other_domains = local - 1.0, domains - 1.0
     per_local, per_domain = inverse(local), inverse(domains)
-    per_byte, per_port_byte = inverse(rate), inverse(port)
+    per_byte, per_port_byte = line * inverse(rate), inverse(port)
     # Exactly 0 for one rank, 1 from two on.
     any_local = minimum(others, 1.0)
     log_local = jnp.log(local)
     log_size = log_local - math.log(8.0)
     # N^(1/a) as an exponential: powers are slow to compile and are not vectorised.
-    hops = fabric.hop_time * fabric.axes * (jnp.exp(log_local * inverse(fabric.axes)) - 1.0)
+    side = jnp.exp(log_local * inverse(fabric.axes))
+    hops = fabric.hop_time * fabric.axes * (side - 1.0)
     flow_ramp = any_local * fabric.twoshot_ramp * 1e-3
     if kind == "all_reduce":
         oneshot = fabric.oneshot_latency * jnp.exp(fabric.oneshot_growth * log_size)
@@ -112,10 +115,18 @@ def links(kind: str, ranks: Real, fabric: Fabric) -> Links:
     tree_byte = passes / _TREE_EFFICIENCY * minimum(other_domains, 1.0) * per_port_byte
     # How much of its shard a rank takes through its port; of an all-to-all, of the whole message.
     outside = other_domains * per_domain
+    two_way = others * per_byte * inverse(fabric.twoshot_efficiency)
     if kind == "all_to_all":
+        # On a torus each message crosses a quarter of every ring, on links of other chips.
+        through = 0.25 * fabric.axes * side * fabric.torus
+        direct = direct * maximum(1.0, through)
+        two_way = two_way * maximum(1.0, through)
         tree_byte = outside * per_port_byte
         outside = outside * local
-    two_way = others * per_byte * inverse(fabric.twoshot_efficiency)
+    elif kind == "all_reduce":
+        # Switches that add: each chip sends its message once and takes the sum, (N + 1)/N.
+        summed = 0.5 * (local + 1.0) * per_byte * inverse(fabric.twoshot_efficiency)
+        two_way = two_way + fabric.in_network * (minimum(two_way, summed * any_local) - two_way)
     sent = others * fabric.energy + outside * fabric.nic_energy
     return Links(
         start=any_local * oneshot + hops + tree,

@@ -170,6 +170,7 @@ class Memory(eqx.Module):
         capacity: [B]; 0 for an absent tier.
         bandwidth: [B/s]; of an absent tier the spill link's, not 0 and not infinity.
         energy: per byte moved [J].
+        latency: of the first byte [s] (neutral 0).
         spill_bandwidth: where what no tier holds must come from [B/s].
         vector_stream: achieved share of bandwidth in element-wise kernels (1).
         vector_floor: time of the smallest element-wise kernel [s] (0).
@@ -178,6 +179,7 @@ class Memory(eqx.Module):
     capacity: Array = _real()
     bandwidth: Array = _real()
     energy: Array = _real()
+    latency: Array = _real()
     spill_bandwidth: Array = _real()
     vector_stream: Array = _real()
     vector_floor: Array = _real()
@@ -196,6 +198,9 @@ class Fabric(eqx.Module):
         gather_latency, gather_growth: all-gather, reduce-scatter and all-to-all [s, -].
         hop_time: per hop between neighbours [s] (a switch: 0).
         axes: dimensions of a ring or torus (1).
+        torus: 1 where messages pass through the chips between, on a ring or torus (0).
+        open_ends: 1 where a torus has no links around its ends, a mesh (0).
+        in_network: 1 where switches add up what passes through them (0).
         wire_bytes: bytes of one activation element on the wire (2).
         nic_bandwidth, nic_efficiency, nic_latency: between domains, per chip [B/s, -, s].
         crossing_time, crossing_seconds_per_byte: from one pipeline stage's chip to the next.
@@ -216,6 +221,9 @@ class Fabric(eqx.Module):
     gather_growth: Array = _real()
     hop_time: Array = _real()
     axes: Array = _real()
+    torus: Array = _real()
+    open_ends: Array = _real()
+    in_network: Array = _real()
     wire_bytes: Array = _real()
     nic_bandwidth: Array = _real()
     nic_efficiency: Array = _real()
@@ -243,10 +251,13 @@ class Floors(eqx.Module):
 
     Fields: `serial` is added to every layer [s]; `launch` is what the host needs to launch a
     layer, in parallel with the device: a step takes the larger of the two [s]. Neutral 0.
+    `hosted` is 1 where serving software runs beside the chip, with its host times and workspace,
+    and 0 where the chip runs a compiled schedule.
     """
 
     serial: Array = _real()
     launch: Array = _real()
+    hosted: Array = _real()
 
 
 class Power(eqx.Module):
@@ -280,6 +291,19 @@ class Machine(eqx.Module):
     power: Power
     price: Array = _real()
     site: Site = eqx.field(default_factory=Site)
+
+
+class Placed(NamedTuple):
+    """Where weights and keys lie in the tiers of a chip: seconds and joules of a byte of each.
+
+    `latency` is that of a read of weights [s]. See `perfmodel.tiers`.
+    """
+
+    weight_seconds: Array
+    cache_seconds: Array
+    weight_joules: Array
+    cache_joules: Array
+    latency: Array
 
 
 class Usage(NamedTuple):
@@ -340,11 +364,12 @@ class KernelRates(NamedTuple):
 
     Fields: `tile`, time of one output tile per inner element [s]; `byte`, per byte of traffic
     [s]; `quantise`, per activation element [s]; `floor` and `split` latencies [s]; `joules` per
-    FLOP.
+    FLOP. `weight_byte` is `byte` of weights.
     """
 
     tile: Array
     byte: Array
+    weight_byte: Array
     quantise: Array
     floor: Array
     split: Array
@@ -359,7 +384,11 @@ class Rank:
     """
 
     def __init__(
-        self, machine: Machine, share: Real = 1.0, efficiencies: Efficiencies | None = None
+        self,
+        machine: Machine,
+        share: Real = 1.0,
+        efficiencies: Efficiencies | None = None,
+        placed: Placed | None = None,
     ) -> None:
         self.machine = machine
         self.share = share
@@ -371,6 +400,14 @@ class Rank:
         self.per_unit = inverse(self.units)
         self.per_flop = inverse(self.peak)
         self.byte_joules = machine.memory.energy[0]
+        # Where weights and keys lie in slower tiers too, a byte of them takes longer.
+        self.placed = placed
+        self.weight_byte, self.weight_joules = self.per_byte, self.byte_joules
+        if placed is not None:
+            self.weight_byte = placed.weight_seconds * inverse(as_real(share))
+            self.cache_more = placed.cache_seconds * inverse(as_real(share)) - self.per_byte
+            self.weight_joules = placed.weight_joules
+            self.cache_joules = placed.cache_joules - self.byte_joules
         # A mesh of processing elements: hops along a side, and a tree over it.
         side = jnp.sqrt(machine.compute.pes * share)
         mesh = machine.mesh
@@ -402,13 +439,17 @@ class Rank:
         def pick(constants: Array) -> Array:
             return jnp.sum(constants * kind)
 
+        per_stream = inverse(pick(make.stream))
+        byte = self.per_byte * per_stream
+        floor = pick(make.floor) + self.mesh_latency
         # An unsupported kind is reported by a margin; here it must stay finite.
         achieved = pick(make.efficiency) * maximum(pick(all_kinds.peak), 1e9)
         return KernelRates(
             tile=2.0 * unit.tile_rows * unit.tile_columns * unit.units * inverse(achieved),
-            byte=self.per_byte * inverse(pick(make.stream)),
+            byte=byte,
+            weight_byte=byte if self.placed is None else self.weight_byte * per_stream,
             quantise=pick(make.quantise) * self.per_byte,
-            floor=pick(make.floor) + self.mesh_latency,
+            floor=floor if self.placed is None else floor + self.placed.latency,
             split=pick(make.split_latency),
             joules=pick(all_kinds.energy),
         )
@@ -444,7 +485,7 @@ def matmul_parts(op: Matmul, rank: Rank) -> Parts:
     even = maximum(1.0, per_unit)
     whole = minimum(maximum(per_unit, shortest), 1.0)
     compute = (even + unit.wave * (ceil(per_unit) - even)) * (whole * one_tile)
-    memory = op.weight_traffic() * kind.byte + rows * (op.row_traffic() * kind.byte)
+    memory = op.weight_traffic() * kind.weight_byte + rows * (op.row_traffic() * kind.byte)
     overlapped = overlap(compute, memory)
     # Per row and outside the overlap: a mesh's edge, and the quantisation of the input.
     quantise = op.inner * op.groups * kind.quantise
@@ -460,7 +501,7 @@ def matmul_usage(op: Matmul, rank: Rank) -> Usage:
     total, compute, memory, latency = matmul_parts(op, rank)
     flop = rank.kernel(op.kernel, op.experts).joules
     per_row = op.row_flops() * flop + op.row_traffic() * rank.byte_joules
-    joules = op.weight_traffic() * rank.byte_joules + op.rows * per_row
+    joules = op.weight_traffic() * rank.weight_joules + op.rows * per_row
     return Usage(total, joules, compute=compute, weights=memory, latency=latency)
 
 
@@ -499,12 +540,16 @@ def decode_attention_parts(op: Attention, rank: Rank) -> Parts:
     stream = op.keys * (op.cached_width() * op.kv_bytes * inverse(item_rate))
     serial = maximum(1.0, per_unit) * (fixed + whole * stream)
     memory = sequences * (op.sequence_traffic() * (rank.per_byte * inverse(constants.stream)))
+    if rank.placed is not None:
+        memory = memory + op.cache_traffic() * (rank.cache_more * inverse(constants.stream))
     rows = maximum(group * op.queries, constants.min_group)
     per_flop = rank.per_flop * inverse(efficiency)
     arithmetic = 4.0 * op.kv_heads * rows * op.keys * width * per_flop
     compute = sequences * arithmetic
     busy = jnp.sqrt(memory * memory + serial * serial + compute * compute + 1e-36)
-    latency = constants.floor + constants.split_latency - constants.split_latency * whole
+    # Scores over the width of a head, and results over keys: two reductions on a mesh.
+    fixed_time = constants.floor + constants.split_latency + 2.0 * rank.mesh_latency
+    latency = fixed_time - constants.split_latency * whole
     # A step without sequences makes no call.
     called = minimum(sequences, 1.0)
     total, latency = (busy + latency) * called, latency * called
@@ -537,7 +582,9 @@ def context_attention_parts(op: Attention, rank: Rank) -> Parts:
     longest = constants.longest * per_pair * rank.units * rows * op.keys
     compute = maximum(work * (1.0 + constants.tail * inverse(per_unit)), longest)
     memory = op.memory_bytes() * (rank.per_byte * inverse(constants.stream))
-    latency = constants.floor + per_unit * constants.item_time
+    if rank.placed is not None:
+        memory = memory + op.cache_traffic() * (rank.cache_more * inverse(constants.stream))
+    latency = constants.floor + per_unit * constants.item_time + 2.0 * rank.mesh_latency
     return Parts(compute + memory + latency, compute, memory, latency)
 
 
@@ -547,6 +594,8 @@ def attention_usage(op: Attention, rank: Rank) -> Usage:
     total, compute, memory, latency = parts(op, rank)
     arithmetic = op.sequence_flops() * rank.machine.kernels.energy[0]
     joules = op.sequences * (arithmetic + op.sequence_traffic() * rank.byte_joules)
+    if rank.placed is not None:
+        joules = joules + op.cache_traffic() * rank.cache_joules
     return Usage(total, joules, compute=compute, cache=memory, latency=latency)
 
 
@@ -561,6 +610,8 @@ def vector_usage(op: Vector, rank: Rank) -> Usage:
     per_row = traffic * rank.vector_byte
     arithmetic = op.operations * rank.vector_operation
     latency = rank.machine.memory.vector_floor * op.launches
+    if op.reductions:
+        latency = latency + op.reductions * rank.mesh_latency
     return Usage(
         seconds=rows * (per_row + arithmetic) + latency,
         joules=rows * (traffic * rank.byte_joules),

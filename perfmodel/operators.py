@@ -143,9 +143,11 @@ class Vector(AbstractOperator):
     """Element-wise or reducing work: norms, rotary embedding, gates, residuals, sampling.
 
     Per row, `reads` and `writes` elements of `element_bytes`, and `operations` floating-point
-    operations on the vector units. `launches` is how many kernels it takes.
+    operations on the vector units. `launches` is how many kernels it takes; `reductions` (static)
+    how many sums over a whole row, which a mesh of processing elements must carry across.
     """
 
+    reductions: int = eqx.field(static=True, default=0, kw_only=True)
     rows: Real
     reads: Real
     writes: Real

@@ -44,8 +44,11 @@ class Plan(eqx.Module):
         attention_dp: groups of a stage's ranks that attend to sequences of their own.
         expert_ranks: ranks over which whole experts are spread (EP).
         context_ranks: ranks over which a sequence's keys are spread (CP).
+        offload: share of each memory tier behind the fastest that weights and keys may
+            take, 0 to 1 (offload).
+        weights_first: share of the weights that is placed before any keys, fastest tier first.
 
-    The last three are None where they are not in use (1); then they cost nothing.
+    The last five are None where they are not in use; then they cost nothing.
     """
 
     chips: Real
@@ -56,6 +59,8 @@ class Plan(eqx.Module):
     attention_dp: Real | None = None
     expert_ranks: Real | None = None
     context_ranks: Real | None = None
+    offload: Real | None = None
+    weights_first: Real | None = None
 
     @property
     def width(self) -> Real:

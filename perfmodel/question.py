@@ -29,7 +29,7 @@ from perfmodel.models import catalogue as networks
 from perfmodel.models.attention import GroupedQueryAttention
 from perfmodel.models.catalogue import ModelEntry
 from perfmodel.models.mlp import MixtureOfExperts
-from perfmodel.models.transformer import Model
+from perfmodel.models.transformer import UNSPREAD, Model
 from perfmodel.plan import Limits, Load
 from perfmodel.step import Shard
 from perfmodel.units import HOUR
@@ -234,6 +234,11 @@ def real_number(name: str, value: Any, low: float, high: float, said: str) -> fl
     return number
 
 
+def share(name: str, value: Any) -> float:
+    """Returns a number from 0 to 1, or fails naming the argument."""
+    return real_number(name, value, 0.0, math.nextafter(1.0, 2.0), "a share from 0 to 1")
+
+
 def _limit(name: str, value: float | None) -> float:
     if value is None:
         return Limits().ttft
@@ -357,13 +362,17 @@ def degrees(model: Model, most: int | None = None) -> list[int]:
 
 
 class Layout(NamedTuple):
-    """Degrees of parallelism of a replica: chips of a stage, stages, and how a stage is cut."""
+    """Degrees of parallelism of a replica: chips of a stage, stages, and how a stage is cut.
+
+    With `regions`, each of the `pp` chips of a pipeline has so many stages side by side.
+    """
 
     tp: int
     pp: int
     ep: int
     attention_dp: int
     cp: int
+    regions: int = 1
 
     @property
     def chips(self) -> int:
@@ -375,9 +384,13 @@ class Layout(NamedTuple):
 
         >>> Layout(4, 1, 1, 1, 1).text(), Layout(8, 2, 8, 4, 1).text()
         ('TP4', 'TP8 PP2 EP8 DP4')
+        >>> Layout(1, 4, 1, 1, 1, 20).text()  # four chips with 20 stages each
+        'TP1 PP4×20'
         """
-        names = zip(("TP", "PP", "EP", "DP", "CP"), self, strict=True)
-        return " ".join(f"{name}{n}" for name, n in names if n > 1 or name == "TP")
+        words = [f"TP{self.tp}", f"PP{self.pp}×{self.regions}" if self.regions > 1 else ""]
+        names = zip(("PP", "EP", "DP", "CP"), self[1:5], strict=True)
+        words += [f"{n}{d}" for n, d in names if d > 1 and not (n == "PP" and self.regions > 1)]
+        return " ".join(filter(None, words))
 
 
 def layouts(
@@ -408,7 +421,13 @@ def layouts(
 
 
 def check_degrees(
-    model: ModelEntry, tp: int, pp: int, ep: int = 1, attention_dp: int = 1, cp: int = 1
+    model: ModelEntry,
+    tp: int,
+    pp: int,
+    ep: int = 1,
+    attention_dp: int = 1,
+    cp: int = 1,
+    regions: int = 1,
 ) -> None:
     """Raises where a plan does not cut the network into whole parts."""
     network = model.model
@@ -427,6 +446,12 @@ def check_degrees(
         groups = attention_dp if attention_dp > 1 else None
         return Shard(tp, attention_groups=groups, context_ranks=cp, expert_ranks=ep)
 
+    unspread = (b.body for b in network.attention if isinstance(b.body, UNSPREAD))
+    if cp > 1 and next(unspread, None) is not None:
+        raise InputError(
+            f"cp: {cp} ranks cannot share the keys of {model.name}: not modelled for keys that are "
+            "chosen by blocks or compressed (nearest: 1)"
+        )
     if not cuts(network, shard()):
         body = network.attention[0].body
         heads = f"{body.heads} heads"
@@ -444,8 +469,13 @@ def check_degrees(
                 d for d in range(attention_dp, most + 1, attention_dp) if cuts(network, shard(d, 1))
             ]
         raise InputError(f"tp: {tp} does not cut the {heads} of {model.name}{_near(tp, valid)}")
-    if pp > network.layers:
-        raise InputError(f"pp: {pp} stages exceed the {network.layers} layers of {model.name}")
+    if regions > 1 and tp > 1:
+        raise InputError(f"regions: {regions} stages on one chip leave no room for tp {tp} (use 1)")
+    if pp * regions > network.layers:
+        name, told = ("regions", f"{pp} × {regions}") if regions > 1 else ("pp", str(pp))
+        raise InputError(
+            f"{name}: {told} stages exceed the {network.layers} layers of {model.name}"
+        )
 
 
 def divisors(number: int) -> list[int]:

@@ -20,7 +20,7 @@ from perfmodel.machine import Machine
 from perfmodel.models.transformer import Model, kv_bytes_per_token
 from perfmodel.ownership import spend
 from perfmodel.plan import Plan
-from perfmodel.relax import as_real
+from perfmodel.relax import as_real, maximum, minimum
 from perfmodel.serving import BINDING, MARGINS, PARTS, Estimate
 from perfmodel.units import HOUR, KILOWATT, MILLION
 
@@ -159,14 +159,20 @@ _ENERGIES = (
 )  # fmt: skip
 
 QUANTITIES: tuple[Quantity, ...] = (
-    _count("tp", "chip", "chips of a stage (tensor-parallel degree)", lambda d: d.plan.width),
-    _count("pp", "1", "pipeline stages", lambda d: d.plan.stages),
+    _count("tp", "chip", "chips of a stage (tensor-parallel degree)",
+           lambda d: maximum(d.plan.width, 1.0)),
+    _count("pp", "1", "pipeline stages, or chips of a pipeline with several on each",
+           lambda d: minimum(d.plan.chips, d.plan.stages)),
     _count("ep", "1", "expert-parallel degree, of the chips of a stage",
            lambda d: _choice(d.plan.expert_ranks)),
     _count("attention_dp", "1", "attention groups of a stage (attention data parallelism)",
            lambda d: _choice(d.plan.attention_dp)),
     _count("cp", "1", "chips over which a sequence's keys are spread (context parallelism)",
            lambda d: _choice(d.plan.context_ranks)),
+    _count("regions", "1", "pipeline stages side by side on one chip",
+           lambda d: maximum(d.plan.stages / d.plan.chips, 1.0)),
+    Quantity("offload", "1", "share of slower memories that is used",
+             lambda d: as_real(0.0 if d.plan.offload is None else d.plan.offload), runs=False),
     _count("batch", "request", "concurrent requests per replica", lambda d: d.plan.batch),
     _count("chunk", "token", "most prompt tokens in one step", lambda d: d.plan.chunk),
     _count("replicas", "1", "equal replicas", lambda d: d.plan.replicas),

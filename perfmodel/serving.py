@@ -26,10 +26,11 @@ import equinox as eqx
 import jax.numpy as jnp
 from jax import Array
 
+from perfmodel import tiers as memory
 from perfmodel.efficiencies import Efficiencies
 from perfmodel.fabric import crossing_usage
 from perfmodel.formats import Precision
-from perfmodel.machine import Machine, Rank, Usage
+from perfmodel.machine import Machine, Placed, Rank, Usage
 from perfmodel.models.transformer import (
     Model,
     activation_bytes,
@@ -37,6 +38,7 @@ from perfmodel.models.transformer import (
     head_operators,
     kv_bytes,
     norm_operators,
+    sequence_bytes,
     weight_bytes,
 )
 from perfmodel.ownership import spend
@@ -136,7 +138,7 @@ class Footprint(NamedTuple):
 
     Fields: `weights`; intermediate results of a `chunk` and of each decoding `sequence` of a pass;
     keys and values `shared` by all requests, and `live` of each; the relative `margin` with one
-    request; `admitted` requests.
+    request; `admitted` requests; `free`, bytes of each memory tier for weights, keys and values.
     """
 
     weights: Array
@@ -146,6 +148,7 @@ class Footprint(NamedTuple):
     live: Array
     margin: Array
     admitted: Array
+    free: tuple[Array, ...]
 
 
 class Pass(NamedTuple):
@@ -193,6 +196,15 @@ def _stage_share(model: Model, plan: Plan, shard: Shard) -> Array:
     return per_stage * inverse(shard.share)
 
 
+def placed(machine: Machine, plan: Plan, room: Footprint, running: Real) -> Placed | None:
+    """Returns where weights and keys of `running` requests lie; None where one tier holds all."""
+    if plan.offload is None:
+        return None
+    kv = room.live * running + room.shared
+    first = 1.0 if plan.weights_first is None else plan.weights_first
+    return memory.place(machine, room.free, room.weights, kv, first)
+
+
 def attention_groups(plan: Plan) -> Array | None:
     """Returns how many attention groups have work; None where the plan has no such choice.
 
@@ -227,18 +239,20 @@ def footprint(
 
     def pages(tokens: Array) -> Array:
         whole = ceil_div(tokens, engine.block) * engine.block
-        return kv_bytes(model, precision, whole, shard) * part
+        return sequence_bytes(model, precision, whole, shard) * part
 
     shared = kv_bytes(model, precision, cached, shard) * part
     live = pages(prefill.new_tokens + 0.5 * load.osl)
     whole = pages(prefill.new_tokens + load.osl)
-    capacity = machine.memory.capacity[0]
-    free = capacity * engine.memory_fraction - weights - chunk - engine.workspace - shared
+    tiers = memory.capacity(machine, engine.memory_fraction, plan.offload)
+    # Intermediate results and the engine's own stay in the fastest memory.
+    tiers = [tiers[0] - chunk - engine.workspace * machine.floors.hosted, *tiers[1:]]
+    free = sum(tiers[1:], tiers[0]) - weights - shared
     held = pages(prefill.new_tokens + engine.reservation * load.osl)
     each = held + sequence * inverse(plan.stages)
     admitted = floor(maximum(free, 0.0) * inverse(each))
-    margin = (free - sequence - whole) / capacity
-    return Footprint(weights, chunk, sequence, shared, live, margin, admitted)
+    margin = (free - sequence - whole) / machine.memory.capacity[0]
+    return Footprint(weights, chunk, sequence, shared, live, margin, admitted, tuple(tiers))
 
 
 class Passes(NamedTuple):
@@ -291,11 +305,12 @@ def unhidden(
     count = as_real(model.layers)
     # Steps of decoding sequences alone are captured in a graph; others are launched one by one.
     gaps = engine.launch_graph if step.chunk is None else engine.launch_eager
-    serial = (floors.serial + gaps) * count
+    serial = (floors.serial + gaps * floors.hosted) * count
     waiting = serial + maximum(floors.launch * count - (layers + serial), 0.0)
     host = as_real(engine.host_step + engine.host_sequence * step.sequences)
     if step.chunk is not None:
         host = host + engine.host_prefill + engine.host_request * step.chunk.ends
+    host = host * floors.hosted
     crossings = maximum(minimum(as_real(plan.chips), plan.stages) - 1.0, 0.0)
     return {
         "launches": (1, Usage(waiting, latency=waiting)),
@@ -322,7 +337,7 @@ def run_step(
 ) -> Pass:
     """Returns the time of one micro-batch through all stages, and through the slowest."""
     shard = plan.shard(rank.machine)
-    layers = total_usage(norm_operators(model, step), rank)
+    layers = total_usage(norm_operators(model, step, precision), rank)
     for block in model.blocks:
         ops = block_operators(model, block, step, shard, precision)
         layers = layers.plus(total_usage(ops, rank).scale(block.count))
@@ -396,7 +411,8 @@ def estimate(
 
     others = maximum(0.0, running - 1.0)
     micro, chunks, decode_step, mixed_step = passes(load, plan, prefill, running, engine)
-    rank = Rank(served(machine, engine), shard.share, efficiencies)
+    lying = placed(machine, plan, room, running)
+    rank = Rank(served(machine, engine), shard.share, efficiencies, lying)
     decode = run_step(rank, model, decode_step, plan, precision, engine)
     mixed = run_step(rank, model, mixed_step, plan, precision, engine)
     # With one stage both are equal, always; the derivative is then that of the latency.
@@ -492,7 +508,7 @@ def estimate(
         weight_bytes=room.weights,
         kv_bytes=kv,
         activation_bytes=activations,
-        memory_bytes=room.weights + kv + activations + engine.workspace,
+        memory_bytes=room.weights + kv + activations + engine.workspace * machine.floors.hosted,
         chip_power=chip_power,
         power=watts * plan.replicas,
         energy_per_output_token=watts * decode_busy * per_output,

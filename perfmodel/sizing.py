@@ -238,6 +238,7 @@ class Verdict(NamedTuple):
     ep: int = 0
     attention_dp: int = 0
     cp: int = 0
+    regions: int = 1
     batch: int = 0
     chunk: int = 0
     precision: str = ""
@@ -414,6 +415,7 @@ _PLAN = (
     ("ep", "1", "expert-parallel degree"),
     ("attention_dp", "1", "attention groups"),
     ("cp", "1", "context-parallel degree"),
+    ("regions", "1", "pipeline stages side by side on one chip"),
     ("batch", "request", "requests at once in a replica"),
     ("chunk", "token", "most prompt tokens in one step"),
     ("precision", "1", "number formats"),

@@ -161,13 +161,12 @@ def test_incidental_keys_change_nothing():
         ("deepseek_v2", {"n_routed_experts": 64, "kv_lora_rank": 512},
          "mixture of experts, latent attention"),
         ("nemotron_h", {"mamba_num_heads": 64}, "state-space, linear or recurrent layers"),
-        ("step3p7", {"layer_types": ["sliding_attention"]}, "layers of several kinds"),
         ("dbrx", {"num_experts": 16}, "mixture of experts"),
         ("kimi_vl", {"text_config": {"n_routed_experts": 384}},
          "several modalities"),
         ("qwen3_next", {"full_attention_interval": 4, "linear_conv_kernel_dim": 4},
          "layers of several kinds, state-space, linear or recurrent layers"),
-        ("falcon", {"parallel_attn": True}, "attention beside the feed-forward layer"),
+        ("gpt_neox", {"use_parallel_residual": True}, "attention beside the feed-forward layer"),
     ],
 )  # fmt: skip
 def test_other_architectures_are_named_with_the_reason(kind: str, keys: dict, reasons: str):
@@ -397,7 +396,7 @@ def test_remote_code():
 def test_draft_layers_are_mentioned():
     assert caveats(LLAMA) == ()
     (note,) = caveats(having(num_nextn_predict_layers=1))
-    assert note == "num_nextn_predict_layers 1: draft layers are not counted"
+    assert note == "num_nextn_predict_layers 1: draft layers are counted apart"
 
 
 def test_missing_and_misspelt_keys():

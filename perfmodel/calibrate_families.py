@@ -1,0 +1,123 @@
+"""Fits the few constants of chips that no kernel table covers, on published whole-model points.
+
+    python -m perfmodel.calibrate_families --out chips/fits
+
+For each family below, the constants named are the ones that the rows of
+`perfmodel/validation/*.csv` marked `fitted` determine; errors are of log(modelled/published), with
+a prior of a factor of two around the starting value. Everything else about the family stays as
+its datasheet and its other constants say.
+"""
+
+import argparse
+import dataclasses
+import importlib
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.optimize import least_squares
+
+from perfmodel import validation
+from perfmodel.chips import load_chip
+from perfmodel.machine import Machine
+from perfmodel.validation import Point
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """What is fitted: the fit's name, its chips, and constants with their starting values.
+
+    `*` in a name stands for whatever makes it a constant's: one value for all of them.
+    """
+
+    fit: str
+    chips: tuple[str, ...]
+    start: Mapping[str, float]
+
+
+TASKS: tuple[Task, ...] = (
+    Task("wafer", ("wse2", "wse3"), {"mesh.reduction": 0.7}),
+    Task("lpu", ("groq_lpu",), {"fabric.*_latency": 20e-6}),
+    Task("corsair", ("corsair",), {"fabric.*_latency": 9e-6}),
+    Task(
+        "dataflow",
+        ("sn40l",),
+        {"floors.serial": 6e-6, "decode.stream": 0.2, "decode.item_time": 0.2e-6},
+    ),
+)
+"""Fits in order."""
+
+_PRIOR = np.log(2.0)
+
+
+def expand(names: Mapping[str, float], known: Sequence[str]) -> dict[str, float]:
+    """Returns constants by full name, `*` standing for any part.
+
+    >>> expand({"kernels.*.stream": 0.9}, ["kernels.bf16.stream", "kernels.fp8.stream"])
+    {'kernels.bf16.stream': 0.9, 'kernels.fp8.stream': 0.9}
+    """
+    found = {}
+    for name, value in names.items():
+        first, _, last = name.partition("*")
+        found |= {k: value for k in known if k.startswith(first) and k.endswith(last)}
+    return found
+
+
+def machine(chip: str, changed: Mapping[str, float]) -> Machine:
+    """Returns a chip's machine with other constants."""
+    entry = load_chip(chip)
+    fields, constants = entry.inputs()
+    family = importlib.import_module(f"perfmodel.chips.{entry.sheet.identity['family']}")
+    return family.machine(fields, constants | expand(changed, list(constants)))
+
+
+def fit(task: Task) -> tuple[dict[str, float], np.ndarray, list[Point]]:
+    """Returns the fitted constants, the errors left, and the rows that were seen."""
+    rows = [p for name in validation.names() for p in validation.points(name)]
+    rows = [p for p in rows if p.chip in task.chips and p.fitted]
+    start = np.log(list(task.start.values()))
+
+    def residuals(x: np.ndarray) -> np.ndarray:
+        values = dict(zip(task.start, np.exp(x), strict=True))
+        made: dict[str, Any] = {chip: machine(chip, values) for chip in task.chips}
+        return np.concatenate(
+            [validation.errors(rows, made.__getitem__), 0.1 * (x - start) / _PRIOR]
+        )
+
+    found = least_squares(residuals, start, diff_step=1e-3, xtol=1e-5, ftol=1e-6)
+    values = dict(zip(task.start, (float(v) for v in np.exp(found.x)), strict=True))
+    return values, found.fun[: len(rows)], rows
+
+
+def write(path: Path, values: Mapping[str, float]) -> None:
+    """Puts fitted values into a file of constants, whatever else it says of them kept."""
+    text = path.read_text(encoding="utf-8")
+    names = re.findall(r'^\[constants\."(.+)"\]', text, re.MULTILINE)
+    for name, value in expand(values, names).items():
+        head = f'[constants."{name}"]\nvalue = '
+        text = re.sub(re.escape(head) + r"\S+", f"{head}{value:.4g}", text)
+    path.write_text(text, encoding="utf-8")
+
+
+def main() -> None:
+    """Fits every task, prints what it found, and writes it where asked."""
+    parser = argparse.ArgumentParser(
+        prog="python -m perfmodel.calibrate_families", description=(__doc__ or "").split("\n\n")[0]
+    )
+    parser.add_argument("--only", help="one fit by name")
+    parser.add_argument("--out", type=Path, help="folder of fits to put the values in")
+    options = parser.parse_args()
+    for task in TASKS:
+        if options.only in (None, task.fit):
+            values, left, rows = fit(task)
+            if options.out:
+                write(options.out / f"{task.fit}.toml", values)
+            print(task.fit, {name: float(f"{value:.4g}") for name, value in values.items()})
+            for row, error in zip(rows, left, strict=True):
+                print(f"  {row.id:40} {100 * (np.exp(error) - 1):+6.1f} %")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+"""Published and measured points beside what the model says of the same setting.
+
+A point is a row of a CSV file of this folder: a chip, a network, its formats, plan and load, and
+what was published of it, with its source and kind. `fitted` is 1 where a constant of the chip has
+seen the row (`perfmodel.calibrate_families`); `speculation` is off, on or unknown. A vendor's
+claim, or a point whose speculation is not known, is compared and never fitted.
+"""
+
+import csv
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from importlib.resources import files
+from typing import Any
+
+import jax
+import numpy as np
+
+from perfmodel import cache, engines, question, results, serving
+from perfmodel.chips import load_chip
+from perfmodel.errors import InputError
+from perfmodel.formats import precision_numbers
+from perfmodel.machine import Machine
+from perfmodel.models.catalogue import load_model
+from perfmodel.plan import Load, Plan
+
+KINDS = ("measured", "vendor", "reported", "theory")
+"""Who says so: a measurement anyone could repeat, the maker, the press, or arithmetic."""
+
+COLUMNS = (
+    "id", "chip", "model", "precision", "chips", "stages", "offload", "batch", "chunk", "isl",
+    "osl", "burst", "engine", "metric", "value", "kind", "fitted", "speculation", "source",
+    "note",
+)  # fmt: skip
+_NUMBERS = ("chips", "stages", "offload", "batch", "chunk", "isl", "osl", "burst", "value")
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """One row: what was run, and what was published of it, in the units of `results`."""
+
+    id: str
+    chip: str
+    model: str
+    precision: str
+    engine: str
+    metric: str
+    value: float
+    kind: str
+    fitted: bool
+    speculation: str
+    source: str
+    note: str
+    plan: Mapping[str, float]
+
+
+def names() -> list[str]:
+    """Returns the files of points that ship, by name.
+
+    >>> "wafer" in names()
+    True
+    """
+    folder = files("perfmodel.validation")
+    return sorted(f.name[:-4] for f in folder.iterdir() if f.name.endswith(".csv"))
+
+
+@functools.cache
+def points(name: str) -> tuple[Point, ...]:
+    """Returns the points of a file, checked."""
+    where = f"validation/{name}.csv"
+    text = files("perfmodel.validation").joinpath(f"{name}.csv").read_text(encoding="utf-8")
+    rows = csv.DictReader(text.splitlines())
+    if tuple(rows.fieldnames or ()) != COLUMNS:
+        raise InputError(f"{where}: columns must be {', '.join(COLUMNS)}")
+    return tuple(_point(row, f"{where} row {number}") for number, row in enumerate(rows, 1))
+
+
+def _point(row: Mapping[str, str], where: str) -> Point:
+    try:
+        plan = {name: float(row[name]) for name in _NUMBERS}
+    except ValueError as error:
+        raise InputError(f"{where}: {error}") from None
+    if row["metric"] not in results.BY_NAME:
+        raise InputError(f"{where}: no result is named '{row['metric']}'")
+    if row["kind"] not in KINDS:
+        raise InputError(f"{where}: kind '{row['kind']}' (known: {', '.join(KINDS)})")
+    value = plan.pop("value")
+    return Point(
+        value=value,
+        fitted=row["fitted"] == "1",
+        plan=plan,
+        **{
+            name: row[name]
+            for name in (
+                "id", "chip", "model", "precision", "engine", "metric", "kind", "speculation",
+                "source", "note",
+            )
+        },
+    )  # fmt: skip
+
+
+def _all(machine: Machine, model: Any, load: Load, plan: Plan, formats: Any, engine: Any) -> Any:
+    found = serving.estimate(machine, model, load, plan, formats, engine)
+    return results.read_all(results.Design(machine, model, plan, formats, found))
+
+
+@functools.cache
+def _program() -> Any:
+    options = cache.UNFUSED if jax.default_backend() == "cpu" else {}
+    return jax.jit(_all, compiler_options=dict(options))
+
+
+def modelled(point: Point, machine: Machine | None = None) -> tuple[float, float]:
+    """Returns what the model says of a point, and its least margin (negative: does not fit).
+
+    Args:
+        point: the setting. machine: another machine than its chip's, to fit constants with.
+    """
+    network = load_model(point.model)
+    setting = dict(point.plan)
+    load = Load(isl=setting["isl"], osl=setting["osl"], burst=setting["burst"])
+    mixture = network.model.is_mixture
+    plan = Plan(
+        chips=setting["chips"],
+        stages=setting["stages"],
+        batch=setting["batch"],
+        chunk=setting["chunk"],
+        offload=setting["offload"] or None,
+        attention_dp=1.0 if mixture else None,
+        expert_ranks=1.0 if mixture else None,
+    )
+    formats = precision_numbers(question.parse_precision(point.precision))
+    whole = load_chip(point.chip).machine if machine is None else machine
+    engine = engines.load_engine(point.engine).engine
+    values = question.numbers((whole, network.model, load, plan, formats, engine))
+    found = jax.device_get(_program()(*values))
+    runs = np.asarray(found["margins"])[[results.MARGINS.index(n) for n in ("memory", "kernel")]]
+    return float(found[point.metric]), float(np.min(runs))
+
+
+def errors(rows: Sequence[Point], machine_of: Callable[[str], Machine] | None = None) -> np.ndarray:
+    """Returns log(modelled/published) of each point."""
+    made = [modelled(p, None if machine_of is None else machine_of(p.chip)) for p in rows]
+    return np.asarray([math.log(m / p.value) for (m, _), p in zip(made, rows, strict=True)])
