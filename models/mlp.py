@@ -63,8 +63,9 @@ class Mlp(eqx.Module):
         """Returns bytes of weights on one rank [B]."""
         inner = divide(self.intermediate, shard.ranks)
         elements = (self.gates + 1) * hidden * inner
-        scales = (self.gates * inner + hidden) * precision.column_bytes
-        return elements * precision.weight_bytes + scales + 2 * self.vectors(hidden)
+        columns = self.gates * inner + hidden
+        held = precision.column_bytes + 2 * self.bias
+        return elements * precision.weight_bytes + columns * held
 
     def activation_width(self, shard: Shard) -> Real:
         """Returns the widest intermediate result per token on one rank [elements]."""

@@ -192,8 +192,10 @@ class Decoder(nnx.Module):
     ) -> Float[Array, "*rows vocabulary"]:
         """Returns the logits of hidden states, in 32 bits, of the whole vocabulary."""
         head = self.embedding if self.head is None else self.head
-        y = jnp.einsum("...m,vm->...v", self.norm(x), head[...], preferred_element_type=jnp.float32)
-        return y if axis is None else lax.all_gather(y, axis, axis=y.ndim - 1, tiled=True)
+        y = jnp.einsum("...m,vm->...v", self.norm(x), head[...])
+        # Ranks exchange them as the product writes them.
+        y = y if axis is None else lax.all_gather(y, axis, axis=y.ndim - 1, tiled=True)
+        return y.astype(jnp.float32)
 
     def __call__(
         self, tokens: Int[Array, "batch tokens"], axis: str | None = None
