@@ -217,7 +217,9 @@ def test_published_numbers(name: str):
     assert 0.955 * sold * 2**30 < float(machine.memory.capacity[0]) < 1.001 * sold * 2**30 or (
         0.99 * sold * 1e9 < float(machine.memory.capacity[0]) < 1.08 * sold * 1e9
     )
-    assert float(machine.fabric.domain) == domain and float(machine.power.limit) == pytest.approx(tdp)
+    assert float(machine.fabric.domain) == domain and float(machine.power.limit) == pytest.approx(
+        tdp
+    )
 
 
 @pytest.mark.parametrize(
