@@ -1,21 +1,12 @@
 """Feed-forward layers: gated (three matrices) or plain (two), and mixtures of experts."""
 
-import math
-
 import equinox as eqx
-import jax.numpy as jnp
 
 from perfmodel.formats import Precision
+from perfmodel.models.routing import busiest_power_law_share, busiest_share, distinct_experts
 from perfmodel.operators import Collective, CollectiveKind, Matmul, Operators, Vector
-from perfmodel.relax import Real, as_real, divide, inverse, minimum
+from perfmodel.relax import Real, divide, inverse, minimum
 from perfmodel.step import Shard, Step
-
-ROUTING_SKEW = 0.8
-"""Largest of n normal deviations over the asymptote √(2 ln n): 0.70 at n = 8, 0.81 at 64.
-Source: expected largest of n standard normals, 1.424 at n = 8, 2.343 at n = 64 (order statistics).
-"""
-
-_KINK = 0.01
 
 
 def gather_rows(
@@ -109,40 +100,14 @@ class Mlp(eqx.Module):
         )
 
 
-def distinct_experts(experts: Real, top_k: Real, tokens: Real) -> Real:
-    """Returns how many of `experts` at least one of `tokens` is routed to, on average.
-
-    E·(1 − (1 − k/E)^T): each token leaves a given expert alone with probability 1 − k/E, whatever
-    the others do. Exact for routing that is even over experts and independent over tokens.
-
-    >>> round(float(distinct_experts(8, 2, 4)), 4)   # 8·(1 − 0.75⁴)
-    5.4688
-    """
-    missed = jnp.exp(tokens * jnp.log1p(-as_real(top_k) * inverse(as_real(experts) + 1e-6)))
-    return experts * (1.0 - missed)
-
-
-def busiest_share(ranks: Real, assignments: Real) -> Real:
-    """Returns the load of the busiest of `ranks` over the mean, for evenly random routing.
-
-    `assignments` (tokens × top-k) fall on ranks at random: about N(μ, μ) with μ = assignments/n, so
-    the busiest has μ + c·√(2 ln n)·√μ, and never more than all of them. Exactly 1 for one rank.
-    """
-    ranks = as_real(ranks)
-    mean = as_real(assignments) * inverse(ranks)
-    # The small constant keeps the slope finite at one rank.
-    spread = jnp.sqrt(2.0 * jnp.log(ranks) + _KINK) - math.sqrt(_KINK)
-    skew = 1.0 + ROUTING_SKEW * spread * inverse(jnp.sqrt(mean))
-    return minimum(skew, ranks)
-
-
 class MixtureOfExperts(eqx.Module):
     """`experts` feed-forward layers of which each token takes `top_k`, beside a `shared` one.
 
     Work follows the chosen experts, memory all of them, weight traffic those that at least one
     token of the step chose. Flags are numbers, 0 or 1: `bias` of the experts, `router_bias`,
     `shared_gate` (a product of width 1 that weighs the shared layer). Routing in groups changes
-    which experts are chosen, not how many.
+    which experts are chosen, not how many. `routing` is the exponent of the power law by which
+    tokens prefer some experts (`perfmodel.models.routing`), None where they prefer none.
     """
 
     experts: Real
@@ -153,6 +118,7 @@ class MixtureOfExperts(eqx.Module):
     router_bias: Real = 0
     shared: Mlp | None = None
     shared_gate: Real = 0
+    routing: Real | None = None
 
     def _expert(self, hidden: Real) -> Real:
         return (self.gates + 1) * hidden * self.intermediate
@@ -216,10 +182,10 @@ class MixtureOfExperts(eqx.Module):
         experts, inner = self._cut(shard)
         spread = 1 if shard.expert_ranks is None else shard.expert_ranks
         share = divide(experts, self.experts)
-        touched = distinct_experts(self.experts, self.top_k, rows) * share
+        touched = distinct_experts(self.experts, self.top_k, rows, self.routing) * share
         # The rank with the most tokens keeps the others waiting.
         assigned = rows * self.top_k
-        busiest = 1 if shard.expert_ranks is None else busiest_share(spread, assigned)
+        busiest = 1 if shard.expert_ranks is None else self._busiest(spread, rows)
         local = assigned * share * busiest
         each = local * inverse(touched)
         weights = (
@@ -261,6 +227,12 @@ class MixtureOfExperts(eqx.Module):
             ops += self.shared.products("shared_", hidden, step, shard, precision)
         ops += reduce_rows("expert_combine", "all_to_all", moved, group, step, hidden, shard)
         return tuple(ops)
+
+    def _busiest(self, ranks: Real, tokens: Real) -> Real:
+        """Returns the load of the busiest of the ranks that experts are spread over."""
+        if self.routing is None:
+            return busiest_share(ranks, tokens * self.top_k)
+        return busiest_power_law_share(ranks, self.experts, self.top_k, tokens, self.routing)
 
     def _moved(self, step: Step, shard: Shard) -> Real:
         """Returns the rows that an exchange hands to each rank, from all others.
