@@ -17,10 +17,14 @@ Windows = Literal["none", "all", "late", "alternate", "pattern", "chunks", "flag
 the first; all but each last of `sliding_window_pattern`; those with rotary positions, by chunks;
 those with a 1 in `hybrid_layer_pattern`."""
 
-Sparse = Literal["all", "steps", "after", "interleaved", "flagged", "named"]
+Sparse = Literal["all", "steps", "after", "interleaved", "listed", "named"]
 """Which layers are mixtures of experts: all; each `decoder_sparse_step`th outside
 `mlp_only_layers`; those from `first_k_dense_replace`; each `interleave_moe_layer_step`th; those
 with a 1 in `moe_layer_freq`; those in `moe_layers_enum`, else from `first_k_dense_replace`."""
+
+Sparsity = Literal["shared_index", "blocks", "compressed"]
+"""What attention sees where that is not all keys or near ones: those that an indexer chose, perhaps
+an earlier layer's; the best blocks of keys; near keys and compressed ones."""
 
 _WINDOW_KEYS: Mapping[Windows, tuple[str, ...]] = {
     "late": ("max_window_layers",),
@@ -33,9 +37,21 @@ _SPARSE_KEYS: Mapping[Sparse, tuple[str, ...]] = {
     "steps": ("decoder_sparse_step", "mlp_only_layers"),
     "after": ("first_k_dense_replace",),
     "interleaved": ("interleave_moe_layer_step", "moe_layers"),
-    "flagged": ("moe_layer_freq",),
     "named": ("moe_layers_enum", "first_k_dense_replace"),
+    "listed": ("moe_layer_freq", "first_k_dense_replace"),
 }
+# Keys that are read beside those of a row, or that change no count.
+_SPARSITY_KEYS: Mapping[Sparsity, tuple[str, ...]] = {
+    "shared_index": (
+        "indexer_types", "index_topk_freq", "index_topk_pattern", "index_skip_topk_offset",
+        "index_share_for_mtp_iteration",
+    ),
+    "blocks": ("sparse_attention_config",),
+    "compressed": (
+        "compress_ratios", "compress_rope_theta", "q_lora_rank", "qk_rope_head_dim", "o_lora_rank",
+        "o_groups", "index_n_heads", "index_head_dim", "index_topk",
+    ),
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +62,8 @@ class Routed:
     are such (`sparse`); flags of biases; `shared`, how many experts every token takes besides, or
     the key of that number; `shared_width`, the key of their width where it is not the same;
     `enabled`, a key that switches mixtures on, where there is one; `norms` of a mixture beyond
-    those of any feed-forward layer.
+    those of any feed-forward layer; `hashed`, the key of how many first layers choose by token, not
+    by score, and so have no router bias.
     """
 
     experts: str
@@ -59,10 +76,11 @@ class Routed:
     shared_width: str | None = None
     enabled: str | None = None
     norms: int = 0
+    hashed: str | None = None
 
     def keys(self) -> tuple[str, ...]:
         """Returns the keys that are read."""
-        keys = (self.router_bias, self.shared, self.shared_width, self.enabled)
+        keys = (self.router_bias, self.shared, self.shared_width, self.enabled, self.hashed)
         named = [key for key in keys if isinstance(key, str)]
         return (self.experts, self.width, self.top_k, *_SPARSE_KEYS[self.sparse], *named)
 
@@ -141,7 +159,9 @@ class Architecture:
     embeddings beyond the longest context (None where positions are rotary); `windows`, the
     layers that have one, `typed` where `layer_types` overrides that; `window`, whether it acts
     without `use_sliding_window`; `window_default`, its size where absent; `latent` attention in
-    place of grouped queries; `routed` experts; `fixed`, values that keys must have where
+    place of grouped queries; `sparsity`, other choices of keys; `streams`, the key of the number
+    of residual streams; `expert_dtype`, the key of the format of routed experts where that is not
+    the rest's; `routed` experts; `fixed`, values that keys must have where
     present; `repeated`, keys that may only repeat another.
 
     Where layers differ: `full` and `near`, attention that sees all keys or has a window;
@@ -184,6 +204,9 @@ class Architecture:
     window: bool = True
     window_default: int | None = None
     latent: Latent | None = None
+    sparsity: Sparsity | None = None
+    streams: str | None = None
+    expert_dtype: str | None = None
     routed: Routed | None = None
     fixed: tuple[tuple[str, Any], ...] = ()
     repeated: tuple[tuple[str, str], ...] = ()
@@ -218,11 +241,14 @@ class Architecture:
         routed = () if self.routed is None else self.routed.keys()
         windows = _WINDOW_KEYS.get(self.windows, ())
         latent = () if self.latent is None else self.latent.keys()
+        sparse = () if self.sparsity is None else _SPARSITY_KEYS[self.sparsity]
         parts = (self.full, self.near, self.parallel)
         kinds = [key for part in parts if part is not None for key in part.keys()]
-        more = (*(self.multi_query or ()), *(k for k in (self.kv_shared, self.blocks) if k))
+        single = (self.kv_shared, self.blocks, self.streams, self.expert_dtype)
+        more = (*(self.multi_query or ()), *(key for key in single if key is not None))
         return (
-            self.kv_heads, "head_dim", *named, *switches, *windows, *latent, *routed, *kinds, *more,
+            self.kv_heads, "head_dim", *named, *switches, *windows, *latent, *sparse, *routed,
+            *kinds, *more,
         )  # fmt: skip
 
     def reads(self) -> frozenset[str]:
@@ -418,7 +444,47 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         decoder="kimi_k2",
     ),
     "glm_moe_dsa": dataclasses.replace(
-        _DEEPSEEK, classes=("GlmMoeDsaForCausalLM",), latent=_INDEXED
+        _DEEPSEEK,
+        classes=("GlmMoeDsaForCausalLM",),
+        latent=_INDEXED,
+        sparsity="shared_index",
+    ),
+    # Every layer is a mixture of experts; the first choose experts by token.
+    "deepseek_v4": Architecture(
+        ("DeepseekV4ForCausalLM",),
+        intermediate="moe_intermediate_size",
+        sparsity="compressed",
+        streams="hc_mult",
+        expert_dtype="expert_dtype",
+        routed=Routed(
+            "n_routed_experts", router_bias=1, shared="n_shared_experts", hashed="num_hash_layers"
+        ),
+        fixed=(
+            ("attention_bias", False),
+            ("mlp_bias", False),
+            ("topk_method", "noaux_tc"),
+            ("num_key_value_heads", 1),
+        ),
+    ),
+    "minimax_m3": Architecture(
+        ("MiniMaxM3ForCausalLM", "MiniMaxM3SparseForCausalLM"),
+        intermediate="dense_intermediate_size",
+        qk_norm="use_qk_norm",
+        on=("use_qk_norm", "use_routing_bias"),
+        kv_default=False,
+        sparsity="blocks",
+        routed=Routed(
+            "num_local_experts",
+            "intermediate_size",
+            sparse="listed",
+            router_bias="use_routing_bias",
+            shared="n_shared_experts",
+        ),
+        fixed=(("qk_norm_type", "per_head"), ("attention_output_gate", False)),
+        repeated=(
+            ("moe_intermediate_size", "intermediate_size"),
+            ("shared_intermediate_size", "intermediate_size"),
+        ),
     ),
     "minimax_m2": Architecture(
         ("MiniMaxM2ForCausalLM",),
@@ -543,7 +609,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
             sinks="add_swa_attention_sink_bias",
         ),
         routed=Routed(
-            "n_routed_experts", sparse="flagged", router_bias=1, shared="n_shared_experts"
+            "n_routed_experts", sparse="listed", router_bias=1, shared="n_shared_experts"
         ),
         fixed=(("topk_method", "noaux_tc"),),
         repeated=(("sliding_window_size", "sliding_window"),),

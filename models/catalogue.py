@@ -29,7 +29,10 @@ from perfmodel.catalog import (
 )
 from perfmodel.errors import InputError, shorten
 from perfmodel.formats import PrecisionName
+from perfmodel.models.beside import read_draft, read_encoder
 from perfmodel.models.config import caveats, parse_config, sublayer_order
+from perfmodel.models.draft import Draft
+from perfmodel.models.encoder import Encoder
 from perfmodel.models.quantization import suggested_precision
 from perfmodel.models.transformer import Model
 
@@ -50,16 +53,19 @@ _TEXTS = ("name", "title", "source", "confidence")
 class ModelEntry:
     """A network with its provenance.
 
-    Fields: the `model`, exact; the `order` of its sublayers, as indices into its blocks;
-    `precision` that its file asks for; `source` of the config.json and `confidence` in it;
-    `published` counts and their `sources` (none for a user's own file); `notes` on what the file
-    asks for beyond the model; a `digest` of the file's values, and the `path` it was read from.
+    Fields: the `model`, exact; the `order` of its sublayers, as indices into its blocks; `draft`
+    layers and the `encoder` of images beside it, None where its file describes none; `precision`
+    that its file asks for; `source` of the config.json and `confidence` in it; `published` counts
+    and their `sources` (none for a user's own file); `notes` on what the file asks for beyond the
+    model; a `digest` of the file's values, and the `path` it was read from.
     """
 
     name: str
     title: str
     model: Model
     order: tuple[int, ...]
+    draft: Draft | None
+    encoder: Encoder | None
     precision: PrecisionName
     source: str
     confidence: str
@@ -145,6 +151,8 @@ def _from_path(path: str) -> ModelEntry:
         title=name,
         model=model,
         order=sublayer_order(config, where),
+        draft=read_draft(config, where),
+        encoder=read_encoder(config, where),
         precision=suggested_precision(config, where, model),
         source="the file given",
         confidence="not checked against a published count",
@@ -167,6 +175,8 @@ def _from_catalogue(name: str) -> ModelEntry:
         title=card.title,
         model=model,
         order=sublayer_order(config, where),
+        draft=read_draft(config, where),
+        encoder=read_encoder(config, where),
         precision=suggested_precision(config, where, model),
         source=card.source,
         confidence=card.confidence,

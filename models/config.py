@@ -19,12 +19,14 @@ from typing import Any
 
 from perfmodel.errors import InputError, nearest, shorten
 from perfmodel.models._values import SYNONYMS, found, is_off, show, size, switch
-from perfmodel.models.architectures import ARCHITECTURES, Architecture, Flag, Latent, Routed
+from perfmodel.models.architectures import ARCHITECTURES, Architecture, Latent, Routed
 from perfmodel.models.attention import GroupedQueryAttention
 from perfmodel.models.layers import local_layers, routed_layers
 from perfmodel.models.mla import Indexer, LatentAttention
 from perfmodel.models.mlp import MixtureOfExperts, Mlp
 from perfmodel.models.quantization import suggested_precision
+from perfmodel.models.sparsity import Layers, distinct, sparse_layers
+from perfmodel.models.streams import HyperConnections
 from perfmodel.models.transformer import Block, Model
 from perfmodel.models.variants import (
     borrowed_layers,
@@ -65,7 +67,10 @@ _ELSEWHERE = (
     "mixture of experts", "latent attention", "sliding windows", "query and key norms",
 )  # fmt: skip
 # Keys that a pattern above would catch, read elsewhere or without effect.
-_NOT_TRAITS = {"sliding_window", "use_sliding_window", "max_window_layers", "qk_norm_type"}
+_NOT_TRAITS = {
+    "sliding_window", "use_sliding_window", "max_window_layers", "qk_norm_type",
+    "moe_router_dtype",
+}  # fmt: skip
 # What stands beside the decoder of a network of several modalities, and is left out.
 _BESIDE = ("text_config", "vision_config")
 _DRAFT_LAYERS = ("num_nextn_predict_layers", "num_mtp_modules", "mtp_num_hidden_layers")
@@ -101,7 +106,7 @@ def parse_config(config: Mapping[str, Any], where: str = "config.json") -> Model
     6738415616
     """
     whole, place = config, where
-    config, kind, arch, where = _decoder(config, where)
+    config, kind, arch, where = decoder_of(config, where)
     _refuse_traits(config, kind, arch, where)
     _refuse_misspelt(config, arch, where)
     _check_activation(config, arch, where)
@@ -110,7 +115,7 @@ def parse_config(config: Mapping[str, Any], where: str = "config.json") -> Model
     return model
 
 
-def _decoder(
+def decoder_of(
     config: Mapping[str, Any], where: str
 ) -> tuple[Mapping[str, Any], str, Architecture, str]:
     """Returns the object that holds the decoder, its type, how that is read, and its place."""
@@ -151,10 +156,16 @@ def _model(config: Mapping[str, Any], kind: str, arch: Architecture, where: str)
     context = _context(config, arch, where)
     mixtures = routed_layers(config, arch.routed, layers, where).count(True)
     sizes = {key: config[original] for key, original in arch.repeated if original in config}
-    if arch.latent is not None:
+    special = _sparse(config, arch, layers, where)
+    if special is not None:
+        sizes |= {_WIDTHS[0]: hidden}
+        attention: tuple[Block, ...] = tuple(
+            Block(sum(body is kind for body in special), kind) for kind in distinct(special)
+        )
+    elif arch.latent is not None:
         body = _latent(config, arch.latent, heads, where)
         sizes |= {_WIDTHS[0]: hidden, "qk_head_dim": body.qk_width}
-        attention: tuple[Block, ...] = (Block(layers, body),)
+        attention = (Block(layers, body),)
     else:
         grouped = _grouped(config, arch, hidden, where)
         sizes |= zip(_WIDTHS, (hidden, grouped.head_dim), strict=True)
@@ -178,6 +189,9 @@ def _model(config: Mapping[str, Any], kind: str, arch: Architecture, where: str)
         norms=arch.norms,
         positions=0 if arch.positions is None else context + arch.positions,
         extra_norms=extra_norms(config, arch, layers, mixtures, where),
+        streams=None
+        if arch.streams is None
+        else HyperConnections(size(config, arch.streams, where, 1000)),
     )
 
 
@@ -208,6 +222,26 @@ def _listed(
         if index is not None
     )
     return blocks, tuple(order)
+
+
+def special_layers(config: Mapping[str, Any], arch: Architecture, where: str) -> Layers | None:
+    """Returns the attention of each layer of a decoder whose layers choose their keys, or None."""
+    return _sparse(config, arch, size(config, arch.layers, where, _LIMITS["layers"]), where)
+
+
+def _sparse(
+    config: Mapping[str, Any], arch: Architecture, layers: int, where: str
+) -> Layers | None:
+    """Returns the attention of each layer where a row says how layers choose their keys."""
+    plain = None
+    if arch.sparsity is not None and arch.latent is not None:
+        heads = size(config, arch.heads, where, _LIMITS["heads"])
+        plain = _latent(config, arch.latent, heads, where)
+    elif arch.sparsity == "blocks":
+        plain = _grouped(config, arch, size(config, arch.hidden, where), where)
+        if flag(config, arch, arch.qk_norm, where):
+            plain = dataclasses.replace(plain, qk_norm=1, qk_weights=2 * plain.head_dim)
+    return sparse_layers(config, arch, plain, layers, where)
 
 
 def _latent(config: Mapping[str, Any], keys: Latent, heads: int, where: str) -> LatentAttention:
@@ -289,36 +323,57 @@ def sublayer_order(config: Mapping[str, Any], where: str = "config.json") -> tup
     >>> sublayer_order({"model_type": "gemma2", **sizes})
     (1, 2, 0, 2, 1, 2, 0, 2)
     """
-    config, _, arch, where = _decoder(config, where)
+    config, _, arch, where = decoder_of(config, where)
     layers = size(config, arch.layers, where, _LIMITS["layers"])
     if arch.blocks is not None:
         hidden = size(config, arch.hidden, where)
         return _listed(config, arch, hidden, where)[1]
     context = _context(config, arch, where)
-    kinds, _ = _attention_kinds(config, arch, layers, context, where)
-    routed = routed_layers(config, arch.routed, layers, where)
-    attention, feed_forward = sorted(set(kinds)), sorted(set(routed))
+    special = _sparse(config, arch, layers, where)
+    if special is not None:
+        places = {id(body): i for i, body in enumerate(distinct(special))}
+        mixers = [places[id(body)] for body in special]
+    else:
+        kinds, _ = _attention_kinds(config, arch, layers, context, where)
+        mixers = [sorted(set(kinds)).index(kind) for kind in kinds]
+    routed = _routed_kinds(config, arch, layers, where)
+    first, feed_forward = len(set(mixers)), sorted(set(routed))
     return tuple(
         index
-        for kind, sparse in zip(kinds, routed, strict=True)
-        for index in (attention.index(kind), len(attention) + feed_forward.index(sparse))
+        for mixer, kind in zip(mixers, routed, strict=True)
+        for index in (mixer, first + feed_forward.index(kind))
     )
+
+
+def _routed_kinds(
+    config: Mapping[str, Any], arch: Architecture, layers: int, where: str
+) -> list[int]:
+    """Returns 0 for each dense feed-forward layer, 1 for experts, 2 for those chosen by token."""
+    kinds = [int(flag) for flag in routed_layers(config, arch.routed, layers, where)]
+    if arch.routed is None or arch.routed.hashed is None:
+        return kinds
+    first = size(config, arch.routed.hashed, where, layers, low=0)
+    return [2 * kind if i < first else kind for i, kind in enumerate(kinds)]
 
 
 def _feed_forward(
     config: Mapping[str, Any], arch: Architecture, hidden: int, layers: int, where: str
 ) -> Iterator[Block]:
     """Yields the blocks of feed-forward layers: dense ones, then mixtures of experts."""
-    sparse = routed_layers(config, arch.routed, layers, where).count(True)
-    if sparse < layers:
+    dense, sparse, hashed = map(_routed_kinds(config, arch, layers, where).count, range(3))
+    if dense:
         if arch.inner is not None and config.get(arch.intermediate) is None:
             width = arch.inner * hidden
         else:
             width = size(config, arch.intermediate, where)
         bias = flag(config, arch, arch.mlp_bias, where)
-        yield Block(layers - sparse, Mlp(width, gates=arch.gates, bias=bias))
-    if sparse and arch.routed is not None:
-        yield Block(sparse, _experts(config, arch, arch.routed, where))
+        yield Block(dense, Mlp(width, gates=arch.gates, bias=bias))
+    if arch.routed is not None and sparse + hashed:
+        experts = _experts(config, arch, arch.routed, where)
+        if sparse:
+            yield Block(sparse, experts)
+        if hashed:
+            yield Block(hashed, dataclasses.replace(experts, router_bias=0))
 
 
 def _experts(
@@ -359,10 +414,19 @@ def caveats(config: Mapping[str, Any]) -> tuple[str, ...]:
     if arch is not None and arch.longest is not None and decoder.get(arch.context) is None:
         notes.append(f"{arch.context} is not given: {arch.longest:,} tokens, as it was trained")
     notes += [
-        f"{key} {value}: draft layers are not counted"
+        f"{key} {value}: draft layers are counted apart"
         for key in _DRAFT_LAYERS
         if not is_off(value := decoder.get(key)) and isinstance(value, int)
     ]
+    if arch is not None and arch.sparsity == "compressed":
+        # Source: vLLM, DeepseekCompressor: 64 of 512 elements in 16 bits, a scale per 64.
+        notes.append("an fp8 cache is counted at 1 B an element; kernels keep 584 B for 512")
+        notes.append("products of compressors are counted in the format of the other layers")
+        notes.append("pipeline stages hand over one residual stream, not all")
+        notes.append("tables of experts by token, of the first layers, are not counted")
+    if arch is not None and arch.sparsity == "shared_index":
+        if config.get("index_share_for_mtp_iteration") is True:
+            notes.append("draft steps after the first are counted with an indexer run of their own")
     if nested is not None:
         notes.append("only the decoder is counted, not the vision layers beside it")
     if not is_off(config.get("auto_map")):
@@ -491,7 +555,8 @@ def _refuse_misspelt(config: Mapping[str, Any], arch: Architecture, where: str) 
 
 def _check_activation(config: Mapping[str, Any], arch: Architecture, where: str) -> None:
     value = config.get(arch.activation)
-    if value is not None and value not in _ACTIVATIONS:
+    # MiniMax-M3's, a clamped SwiGLU.
+    if value is not None and value not in (*_ACTIVATIONS, "swigluoai"):
         hint = nearest(value, _ACTIVATIONS) if isinstance(value, str) else ""
         raise InputError(f"{where}: unknown {arch.activation} {show(value)}{hint}")
 

@@ -9,6 +9,7 @@ from typing import Any
 from perfmodel.errors import InputError
 from perfmodel.models._values import is_off, show, size, switch
 from perfmodel.models.architectures import Architecture, Routed
+from perfmodel.models.sparsity import check_dense, flags_of, listed_mixtures
 
 _CONTEXT_LIMIT = 10**9
 # Class defaults of keys that say which layers have a window.
@@ -103,11 +104,11 @@ def _planned(config: Mapping[str, Any], arch: Architecture, layers: int, where: 
     if arch.windows == "chunks":
         rotary = config.get("no_rope_layers")
         if not is_off(rotary):
-            return _flags(config, "no_rope_layers", layers, where)
+            return flags_of(config, "no_rope_layers", layers, where)
         every = _every(config, "no_rope_layer_interval", where, _ROTARY)
         return [(i + 1) % every != 0 for i in range(layers)]
     if arch.windows == "flagged":
-        return _flags(config, "hybrid_layer_pattern", layers, where)
+        return flags_of(config, "hybrid_layer_pattern", layers, where)
     return [arch.windows == "all"] * layers
 
 
@@ -128,8 +129,6 @@ def routed_layers(
         dense = _listed(config, "mlp_only_layers", layers, where)
         every = _every(config, "decoder_sparse_step", where, 1)
         return [i not in dense and (i + 1) % every == 0 for i in range(layers)]
-    if routed.sparse == "flagged":
-        return _flags(config, "moe_layer_freq", layers, where)
     if routed.sparse == "named" and config.get("moe_layers_enum") is not None:
         named = config["moe_layers_enum"]
         if isinstance(named, str):
@@ -141,7 +140,11 @@ def routed_layers(
         return [i in sparse for i in range(layers)]
     if routed.sparse in ("after", "named"):
         first = size(config, "first_k_dense_replace", where, low=0)
-        return [i >= first for i in range(layers)]
+        sparse = [i >= first for i in range(layers)]
+        check_dense(config, sparse, where)
+        return sparse
+    if routed.sparse == "listed":
+        return listed_mixtures(config, layers, where)
     if routed.sparse == "interleaved":
         if config.get("moe_layers") is not None:
             sparse = _listed(config, "moe_layers", layers, where)
@@ -149,20 +152,6 @@ def routed_layers(
         every = _every(config, "interleave_moe_layer_step", where, 1)
         return [(i + 1) % every == 0 for i in range(layers)]
     return [True] * layers
-
-
-def _flags(config: Mapping[str, Any], key: str, layers: int, where: str) -> list[bool]:
-    """Returns the 0 or 1 that a list has for each layer."""
-    if key not in config:
-        raise InputError(f"{where}: {key} is missing")
-    flags = config[key]
-    if (
-        not isinstance(flags, list | tuple)
-        or len(flags) != layers
-        or any(flag not in (0, 1) for flag in flags)
-    ):
-        raise InputError(f"{where}: {key} must have a 0 or 1 for each of {layers} layers")
-    return [bool(flag) for flag in flags]
 
 
 def _every(config: Mapping[str, Any], key: str, where: str, default: int) -> int:

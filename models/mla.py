@@ -54,7 +54,9 @@ class LatentAttention(eqx.Module):
     Each head has a query and key of `nope_width` elements without position and `rope_width` with,
     the latter shared by all heads of a key, and a value of `v_width`. `q_rank` is the width of the
     queries' own latent vector, None where they come straight from the hidden state; `index` the
-    indexer of sparse attention, None where every token sees all before it.
+    indexer of sparse attention, None where every token sees all before it. `chosen` is the number
+    of keys taken over from the choice of an earlier layer (GLM-5.2's "shared" layers, which have
+    neither indexer nor index keys: transformers, class GlmMoeDsaAttention), else None.
 
     Products into latent space are on every rank, the others are cut by heads. The cache cannot be
     cut by heads: every rank of an attention group holds it whole, or its share of the tokens where
@@ -68,6 +70,12 @@ class LatentAttention(eqx.Module):
     rope_width: Real
     v_width: Real
     index: Indexer | None = None
+    chosen: Real | None = None
+
+    @property
+    def top_k(self) -> Real | None:
+        """Most keys that a token sees; None where it sees all."""
+        return self.chosen if self.index is None else self.index.top_k
 
     @property
     def cache_width(self) -> Real:
@@ -145,14 +153,14 @@ class LatentAttention(eqx.Module):
         return tuple(whole)
 
     def _seen(self, keys: Real) -> Real:
-        return keys if self.index is None else minimum(keys, self.index.top_k)
+        return keys if self.top_k is None else minimum(keys, self.top_k)
 
     def chunk_pairs(self, chunk: Chunk) -> Real:
         """Returns the (query, key) pairs of one prompt's part."""
-        if self.index is None:
+        if self.top_k is None:
             return chunk.pairs
         # As many keys of each query as a window of that length, only elsewhere.
-        return window_pairs(chunk.new, chunk.cached, self.index.top_k) * chunk.share
+        return window_pairs(chunk.new, chunk.cached, self.top_k) * chunk.share
 
     def operators(self, hidden: Real, step: Step, shard: Shard, precision: Precision) -> Operators:
         """Returns the operators of one layer on one rank."""
@@ -182,8 +190,9 @@ class LatentAttention(eqx.Module):
             ops += self._index_operators(group, self.index, hidden, step, shard, precision)
         decoding = step.sequences * step.queries
         # In the absorbed form: decoding tokens, and with sparse attention prompts too.
-        absorbed = rows if self.index is not None else decoding
-        called = 1 if chunk is None or self.index is not None else minimum(step.sequences, 1)
+        sparse = self.top_k is not None
+        absorbed = rows if sparse else decoding
+        called = 1 if chunk is None or sparse else minimum(step.sequences, 1)
         ops.append(
             Matmul(
                 "query_absorption", group, absorbed, self.kv_rank, self.nope_width, *weights,
@@ -245,7 +254,7 @@ class LatentAttention(eqx.Module):
                     shard.context_ranks,
                 ),
             )  # fmt: skip
-        if self.index is not None:
+        if self.top_k is not None:
             # Every token may be among some query's best, so the whole latent cache is read.
             return (
                 *gathered,

@@ -81,12 +81,29 @@ def suggested_precision(
     if not isinstance(method, str) or method not in _METHODS:
         hint = nearest(method, _METHODS) if isinstance(method, str) else _one_of(_METHODS)
         raise InputError(f"{place}: quant_method {show(method)} is not understood{hint}")
-    experts_alone = _experts_alone(quantization, model, place)
+    own = _expert_format(config, where)
+    experts_alone = own is None and _experts_alone(quantization, model, place)
     weights, activations = _formats(quantization, method, place)
     cache = _cache_format(quantization, place)
+    if own is not None:
+        return precision_name(weights, activations, cache, own, "fp8")
     if experts_alone:
         return precision_name(kv=cache, experts=weights, expert_activations=activations)
     return precision_name(weights, activations, cache)
+
+
+def _expert_format(config: Mapping[str, Any], where: str) -> str | None:
+    """Returns the weights' format of routed experts by `expert_dtype`, None where as the rest.
+
+    DeepSeek-V4's fp4 has a scale for 32 elements, a power of two: MXFP4 (arXiv 2606.19348), which
+    its kernels multiply by activations of 8 bits.
+    """
+    name = config.get("expert_dtype")
+    if name is None or name == "fp8":
+        return None
+    if name != "fp4":
+        raise InputError(f"{where}: expert_dtype {show(name)} is not understood (known: fp4, fp8)")
+    return "mxfp4"
 
 
 def _check_dtype(config: Mapping[str, Any], where: str) -> None:

@@ -11,13 +11,18 @@ import equinox as eqx
 
 from perfmodel.formats import Precision
 from perfmodel.models.attention import GroupedQueryAttention
+from perfmodel.models.block_sparse import BlockSparseAttention
+from perfmodel.models.compressed import CompressedAttention
 from perfmodel.models.mla import LatentAttention
 from perfmodel.models.mlp import MixtureOfExperts, Mlp
+from perfmodel.models.streams import HyperConnections
 from perfmodel.operators import Collective, Matmul, Operators, Vector
 from perfmodel.relax import Real, divide, maximum
 from perfmodel.step import Shard, Step
 
-Mixer = GroupedQueryAttention | LatentAttention
+Mixer = GroupedQueryAttention | LatentAttention | CompressedAttention
+UNSPREAD = (CompressedAttention, BlockSparseAttention)
+"""Kinds of attention whose keys cannot be spread over context ranks."""
 Body = Mixer | Mlp | MixtureOfExperts
 Kind = TypeVar("Kind", Mixer, Mlp | MixtureOfExperts, Body)
 
@@ -40,7 +45,8 @@ class Model(eqx.Module):
     counts them; `norm_vectors` is 1 for RMSNorm (a weight), 2 for LayerNorm (weight and bias);
     `norms` of a sublayer (2 where its result is normalised too), and `extra_norms` of all layers
     beyond those, less than none where sublayers beside each other share one; `positions` counts
-    learned position embeddings; `max_context` is the longest context the configuration allows.
+    learned position embeddings; `max_context` is the longest context the configuration allows;
+    `streams` are the hyper-connections of a residual of several streams, None where it is one.
     """
 
     hidden: Real
@@ -53,6 +59,7 @@ class Model(eqx.Module):
     norms: Real = 1
     positions: Real = 0
     extra_norms: Real = 0
+    streams: HyperConnections | None = None
 
     @property
     def sublayers(self) -> Real:
@@ -97,10 +104,15 @@ def parameters(model: Model) -> Real:
     Llama-2-70B: 80·(8192·(2·64 + 2·8)·128 + 3·8192·28672 + 2·8192) + 2·32000·8192 + 8192
     = 68,976,648,192.
     """
+    return decoder_parameters(model) + _tables(model) + model.positions * model.hidden
+
+
+def decoder_parameters(model: Model) -> Real:
+    """Returns the number of parameters without tables: of all layers and the last norm."""
     h = model.hidden
     bodies = sum(b.count * (b.body.matrices(h) + b.body.vectors(h)) for b in model.blocks)
-    last = model.norm_vectors * h
-    return bodies + _norms(model) + _tables(model) + model.positions * h + last
+    mixing = 0 if model.streams is None else model.streams.parameters(h, model.sublayers)
+    return bodies + _norms(model) + model.norm_vectors * h + mixing
 
 
 def active_parameters(model: Model) -> Real:
@@ -119,22 +131,29 @@ def active_parameters(model: Model) -> Real:
 def weight_bytes(model: Model, precision: Precision, shard: Shard | None = None) -> Real:
     """Returns bytes of weights on one rank [B]; embeddings, norms and biases stay in 16 bits."""
     cut = Shard() if shard is None else shard
-    h = model.hidden
-    bodies = sum(b.count * b.body.weight_bytes(h, precision, cut) for b in model.blocks)
     table = model.vocabulary * model.hidden * precision.head_bytes
     embeddings = divide((2 - model.tied) * table, cut.ranks)
-    rest = _norms(model) + model.positions * h + model.norm_vectors * h
-    return bodies + embeddings + 2 * rest
+    positions = 2 * model.positions * model.hidden
+    return decoder_weight_bytes(model, precision, cut) + embeddings + positions
+
+
+def decoder_weight_bytes(model: Model, precision: Precision, shard: Shard) -> Real:
+    """Returns bytes of weights on one rank [B] without tables: of all layers and the last norm."""
+    h = model.hidden
+    bodies = sum(b.count * b.body.weight_bytes(h, precision, shard) for b in model.blocks)
+    mixing = 0 if model.streams is None else model.streams.weight_bytes(h, model.sublayers)
+    return bodies + 2 * (_norms(model) + model.norm_vectors * h) + mixing
 
 
 def kv_bytes_per_token(model: Model, precision: Precision, shard: Shard | None = None) -> Real:
     """Returns bytes of KV cache that one more token takes on one rank [B], over all layers.
 
-    Within every window; past a window its layers keep no more (see `kv_bytes`).
+    Within every window; past a window its layers keep no more (see `kv_bytes`). Of compressed
+    entries, its share of one.
     Llama-3.3-70B in bf16: 2 · 80 layers · 8 kv heads · 128 · 2 B = 327,680 B.
     """
     cut = Shard() if shard is None else shard
-    return sum(b.count * b.body.cache_bytes_per_token(precision, cut) for b in model.attention)
+    return kv_bytes(model, precision, 1, cut)
 
 
 def kv_bytes(model: Model, precision: Precision, tokens: Real, shard: Shard | None = None) -> Real:
@@ -148,6 +167,21 @@ def kv_bytes(model: Model, precision: Precision, tokens: Real, shard: Shard | No
         b.count * (b.body.cache_bytes_per_token(precision, cut) * b.body.cached_tokens(tokens))
         for b in model.attention
     )
+
+
+def sequence_bytes(model: Model, precision: Precision, tokens: Real, shard: Shard) -> Real:
+    """Returns bytes that one sequence of `tokens` takes on one rank [B]: cache and state.
+
+    DeepSeek-V4-Flash in bf16, 8,192 tokens: 61,997,056 B of cache, and 20 · 524,288 B + 21 · 81,920
+    B of what its compressors hold.
+    """
+    cache = kv_bytes(model, precision, tokens, shard)
+    states = [
+        block.count * block.body.state_bytes()
+        for block in model.attention
+        if isinstance(block.body, CompressedAttention)
+    ]
+    return cache + sum(states) if states else cache
 
 
 def activation_bytes(model: Model, step: Step, shard: Shard) -> Real:
@@ -173,10 +207,14 @@ def block_operators(
     return block.body.operators(model.hidden, step, shard, precision)
 
 
-def norm_operators(model: Model, step: Step) -> Operators:
+def norm_operators(model: Model, step: Step, precision: Precision) -> Operators:
     """Returns the norms and residuals of all sublayers in one step."""
     h = model.hidden
+    mixing: Operators = ()
+    if model.streams is not None:
+        mixing = model.streams.operators(h, model.sublayers, step, precision)
     return (
+        *mixing,
         Vector(
             "residual_and_norm", f"{step.phase}/rest", step.rows, 2 * h, 2 * h, 5 * h,
             count=_norm_count(model), reductions=1,
@@ -191,7 +229,7 @@ def layer_operators(model: Model, step: Step, shard: Shard, precision: Precision
         for block in model.blocks
         for op in block_operators(model, block, step, shard, precision)
     )
-    return (*norm_operators(model, step), *bodies)
+    return (*norm_operators(model, step, precision), *bodies)
 
 
 def head_operators(model: Model, step: Step, shard: Shard, precision: Precision) -> Operators:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from perfmodel.chips import Chip
     from perfmodel.models.catalogue import ModelEntry
-    from perfmodel.models.transformer import Body
+    from perfmodel.models.transformer import Body, Model
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,6 +129,42 @@ def _counts(entry: "ModelEntry") -> dict[str, Any]:
     }
 
 
+def _draft_counts(entry: "ModelEntry") -> dict[str, Any] | None:
+    from perfmodel.formats import precision
+    from perfmodel.models.draft import draft_parameters, draft_weight_bytes
+
+    draft = entry.draft
+    if draft is None:
+        return None
+    return {
+        "layers": int(draft.count),
+        "parameters": int(draft_parameters(draft)),
+        "weight_bytes": {f: int(draft_weight_bytes(draft, precision(f))) for f in _FORMATS},
+    }
+
+
+def _encoder_counts(entry: "ModelEntry") -> dict[str, Any] | None:
+    from perfmodel.models.encoder import encoder_parameters
+
+    encoder = entry.encoder
+    if encoder is None:
+        return None
+    return {
+        "layers": int(encoder.layers),
+        "parameters": int(encoder_parameters(encoder)),
+        "patches": int(encoder.patches),
+        "image_tokens": int(encoder.tokens),
+    }
+
+
+def _longest_cache(model: "Model") -> float:
+    """Returns bytes of the KV cache of one sequence of the longest context [B], in bf16."""
+    from perfmodel.formats import precision
+    from perfmodel.models.transformer import kv_bytes
+
+    return float(kv_bytes(model, precision("bf16"), model.max_context))
+
+
 def models() -> Listing:
     """Returns every network of the catalogue with its counts."""
     from perfmodel.models.catalogue import load_model, names
@@ -157,6 +193,8 @@ def models() -> Listing:
 def describe(body: "Body") -> tuple[str, dict[str, Any]]:
     """Returns one kind of sublayer in words, and its numbers."""
     from perfmodel.models.attention import GroupedQueryAttention
+    from perfmodel.models.block_sparse import BlockSparseAttention
+    from perfmodel.models.compressed import CompressedAttention
     from perfmodel.models.mla import LatentAttention
     from perfmodel.models.mlp import Mlp
 
@@ -169,14 +207,30 @@ def describe(body: "Body") -> tuple[str, dict[str, Any]]:
         words = f"attention: {body.heads} heads, {body.kv_heads} kv heads, width {body.head_dim}"
         facts = {"kind": "attention", "heads": body.heads, "kv_heads": body.kv_heads,
                  "head_width": body.head_dim, "window": body.window}  # fmt: skip
-        return words + spans[body.span], facts
+        words += spans[body.span]
+        if isinstance(body, BlockSparseAttention):
+            words += f", the {body.index.blocks} best blocks of {body.index.size} keys"
+            facts |= {"blocks": body.index.blocks, "block_size": body.index.size}
+        return words, facts
+    if isinstance(body, CompressedAttention):
+        words = f"compressed attention: {body.heads} heads, width {body.width}, the last "
+        words += f"{body.window} keys"
+        facts = {"kind": "compressed attention", "heads": body.heads, "width": body.width,
+                 "window": body.window, "ratio": body.ratio, "top_k": None}  # fmt: skip
+        if body.index is not None:
+            words += f" and the {body.index.top_k:,} best of one entry in {body.ratio}"
+            facts["top_k"] = body.index.top_k
+        elif body.ratio is not None:
+            words += f" and one entry in {body.ratio}"
+        return words, facts
     if isinstance(body, LatentAttention):
         words = f"latent attention: {body.heads} heads, rank {body.kv_rank} + {body.rope_width}"
         facts = {"kind": "latent attention", "heads": body.heads, "kv_rank": body.kv_rank,
                  "rope_width": body.rope_width, "top_k": None}  # fmt: skip
-        if body.index is not None:
-            words += f", the {body.index.top_k:,} best keys"
-            facts["top_k"] = body.index.top_k
+        if body.top_k is not None:
+            words += f", the {body.top_k:,} best keys"
+            words += "" if body.index is not None else " of an earlier layer's choice"
+            facts["top_k"] = body.top_k
         return words, facts
     gated = "gated" if body.gates > 1 else "plain"
     if isinstance(body, Mlp):
@@ -205,6 +259,7 @@ def model(name: str) -> Listing:
         ("KV cache of a token, bf16", f"{counts['kv_bytes_per_token']:,} B"),
         *((f"weights, {f}", si(size, "B", 4)) for f, size in counts["weight_bytes"].items()),
         ("longest context", f"{counts['max_context_tokens']:,} tokens"),
+        ("KV cache of that, bf16", si(_longest_cache(network), "B", 4)),
         ("hidden width", f"{network.hidden:,}"),
         ("vocabulary", f"{network.vocabulary:,}" + (", tied" if network.tied else "")),
     ]
@@ -215,6 +270,15 @@ def model(name: str) -> Listing:
         words, facts = describe(block.body)
         rows.append((f"{block.count} ×", words))
         blocks.append({"count": block.count, **facts})
+    draft = _draft_counts(entry)
+    if draft is not None:
+        size = si(draft["weight_bytes"]["bf16"], "B", 4)
+        rows.append((f"{draft['layers']} draft", f"{draft['parameters']:,} more, {size} in bf16"))
+    tower = _encoder_counts(entry)
+    if tower is not None:
+        words = f"{tower['parameters']:,} more, {tower['layers']} layers; an image of "
+        words += f"{tower['patches']:,} patches takes {tower['image_tokens']:,} tokens"
+        rows.append(("image encoder", words))
     published = {}
     for key, number in entry.published.items():
         source = entry.sources.get(number.source)
@@ -230,7 +294,8 @@ def model(name: str) -> Listing:
     for words, value in rows:
         table.add_row(words, value)
     values = _stamp() | counts | shape | {
-        "blocks": blocks, "published": published, "precision": str(entry.precision),
+        "blocks": blocks, "draft": draft, "encoder": tower, "published": published,
+        "precision": str(entry.precision),
         "source": entry.source, "notes": list(entry.notes), "digest": entry.digest,
     }  # fmt: skip
     return Listing(_above(entry.name, f"{entry.title} · digest {entry.digest}", table), values)

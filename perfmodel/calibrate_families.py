@@ -104,7 +104,7 @@ def write(path: Path, values: Mapping[str, float]) -> None:
 def main() -> None:
     """Fits every task, prints what it found, and writes it where asked."""
     parser = argparse.ArgumentParser(
-        prog="python -m perfmodel.calibrate_families", description=__doc__.split("\n\n")[0]
+        prog="python -m perfmodel.calibrate_families", description=(__doc__ or "").split("\n\n")[0]
     )
     parser.add_argument("--only", help="one fit by name")
     parser.add_argument("--out", type=Path, help="folder of fits to put the values in")

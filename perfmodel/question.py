@@ -29,7 +29,7 @@ from perfmodel.models import catalogue as networks
 from perfmodel.models.attention import GroupedQueryAttention
 from perfmodel.models.catalogue import ModelEntry
 from perfmodel.models.mlp import MixtureOfExperts
-from perfmodel.models.transformer import Block, Model
+from perfmodel.models.transformer import UNSPREAD, Block, Model
 from perfmodel.plan import Limits, Load
 from perfmodel.step import Shard
 from perfmodel.units import HOUR
@@ -480,6 +480,12 @@ def check_degrees(
         groups = attention_dp if attention_dp > 1 else None
         return Shard(tp, attention_groups=groups, context_ranks=cp, expert_ranks=ep)
 
+    unspread = (b.body for b in network.attention if isinstance(b.body, UNSPREAD))
+    if cp > 1 and next(unspread, None) is not None:
+        raise InputError(
+            f"cp: {cp} ranks cannot share the keys of {model.name}: not modelled for keys that are "
+            "chosen by blocks or compressed (nearest: 1)"
+        )
     if not cuts(network, shard()):
         body = network.attention[0].body
         heads = f"{body.heads} heads"

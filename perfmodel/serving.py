@@ -38,6 +38,7 @@ from perfmodel.models.transformer import (
     head_operators,
     kv_bytes,
     norm_operators,
+    sequence_bytes,
     weight_bytes,
 )
 from perfmodel.ownership import spend
@@ -238,7 +239,7 @@ def footprint(
 
     def pages(tokens: Array) -> Array:
         whole = ceil_div(tokens, engine.block) * engine.block
-        return kv_bytes(model, precision, whole, shard) * part
+        return sequence_bytes(model, precision, whole, shard) * part
 
     shared = kv_bytes(model, precision, cached, shard) * part
     live = pages(prefill.new_tokens + 0.5 * load.osl)
@@ -336,7 +337,7 @@ def run_step(
 ) -> Pass:
     """Returns the time of one micro-batch through all stages, and through the slowest."""
     shard = plan.shard(rank.machine)
-    layers = total_usage(norm_operators(model, step), rank)
+    layers = total_usage(norm_operators(model, step, precision), rank)
     for block in model.blocks:
         ops = block_operators(model, block, step, shard, precision)
         layers = layers.plus(total_usage(ops, rank).scale(block.count))

@@ -396,7 +396,7 @@ def test_remote_code():
 def test_draft_layers_are_mentioned():
     assert caveats(LLAMA) == ()
     (note,) = caveats(having(num_nextn_predict_layers=1))
-    assert note == "num_nextn_predict_layers 1: draft layers are not counted"
+    assert note == "num_nextn_predict_layers 1: draft layers are counted apart"
 
 
 def test_missing_and_misspelt_keys():

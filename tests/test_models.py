@@ -130,7 +130,8 @@ def test_published_parameter_counts_are_reproduced(name: str):
 # Which tables publishers leave out of their count of active parameters: none unless named.
 WITHOUT = {
     "gpt-oss-20b": 1, "gpt-oss-120b": 1, "glm-4.5": 2, "glm-4.5-air": 2, "glm-4.6": 2,
-    "minimax-m2": 2, "minimax-m2.5": 2, "glm-5": 2,
+    "minimax-m2": 2, "minimax-m2.5": 2, "minimax-m3": 2, "glm-5": 2, "glm-5.2": 1,
+    "deepseek-v4-flash": 1, "deepseek-v4-pro": 1,
     "deepseek-v3": 1, "deepseek-v3.2": 1, "kimi-k2": 1, "kimi-k2.5": 1,
 }  # fmt: skip
 
@@ -373,6 +374,7 @@ FORMATS = {
     "qwen3-235b-a22b-fp8": "fp8", "minimax-m2": "fp8", "minimax-m2.5": "fp8",
     "deepseek-v3": "fp8", "deepseek-v3.2": "fp8", "kimi-k2": "fp8",
     "kimi-k2.5": "bf16+int4g32/bf16",
+    "deepseek-v4-flash": "fp8+mxfp4/fp8", "deepseek-v4-pro": "fp8+mxfp4/fp8",
 }  # fmt: skip
 # Blocks that are alike share a program, whatever their sizes.
 STRUCTURES = [
@@ -454,7 +456,7 @@ def test_models_of_one_structure_share_a_program():
         for fmt in ("bf16", "nvfp4"):
             count, *_ = counts(traced(model), traced(precision(fmt)), step, shard)
             assert count == pytest.approx(parameters(model), rel=1e-6)
-    assert traces == len({jax.tree.structure(load_model(name).model) for name in names()}) == 15
+    assert traces == len({jax.tree.structure(load_model(name).model) for name in names()}) == 19
 
 
 def test_the_file_s_expert_format_holds_until_weights_are_named():

@@ -18,6 +18,8 @@ from jaxtyping import Float, Int
 
 from perfmodel.errors import InputError
 from perfmodel.models.attention import GroupedQueryAttention
+from perfmodel.models.block_sparse import BlockSparseAttention
+from perfmodel.models.compressed import CompressedAttention
 from perfmodel.models.mla import LatentAttention
 from perfmodel.models.mlp import MixtureOfExperts
 from perfmodel.models.networks.attention import SelfAttention
@@ -105,7 +107,16 @@ def _apply(
 
 def _body(model: Model, block: Block, weights: Weights) -> nnx.Module:
     body, hidden = block.body, whole(model.hidden, "hidden")
+    if isinstance(body, CompressedAttention | BlockSparseAttention) or model.streams is not None:
+        raise InputError(
+            "network: attention to chosen or compressed keys, and several residual streams, have "
+            "none yet (nearest: grouped-query attention)"
+        )
     if isinstance(body, LatentAttention):
+        if body.chosen is not None:
+            raise InputError(
+                "network: keys that an earlier layer chose have none yet (nearest: an indexer)"
+            )
         return LatentSelfAttention(body, hidden, weights)
     if isinstance(body, GroupedQueryAttention):
         for odd, what in (
