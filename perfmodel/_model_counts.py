@@ -13,7 +13,7 @@ CONTEXT = 8192
 SEQUENCES = (1024, 8192, 32_768, 131_072)
 """Lengths of sequences whose cache is told [tokens]."""
 
-PARTS = (
+PARTS: tuple[str, ...] = (
     "attention projections", "attention scores", "indexer", "dense feed-forward", "experts",
     "shared experts", "router", "output head", "other products", "element-wise",
 )  # fmt: skip
@@ -55,7 +55,7 @@ def token_flops(model: Model) -> dict[str, int]:
     Exact: rows of experts are a mean, so they are worked out in 64 bits and rounded.
     """
     step, shard, formats = Step(1, context_of(model)), Shard(), precision("bf16")
-    found = dict.fromkeys(PARTS, 0)
+    found: dict[str, int] = dict.fromkeys(PARTS, 0)
     with jax.enable_x64(True):
         layers = layer_operators(model, step, shard, formats)
         for op in (*layers, *head_operators(model, step, shard, formats)):

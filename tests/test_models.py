@@ -1,14 +1,17 @@
 """Networks counted by hand: parameters, weights, cache, work, and how they divide over ranks."""
 
 import dataclasses
+import pathlib
 import time
 
 import equinox as eqx
 import jax
 import pytest
 
+from perfmodel.catalog import Number
 from perfmodel.errors import InputError
 from perfmodel.formats import precision, precision_numbers
+from perfmodel.models import page
 from perfmodel.models.attention import GroupedQueryAttention
 from perfmodel.models.catalogue import aliases, load_model, names
 from perfmodel.models.mlp import Mlp
@@ -125,6 +128,24 @@ def test_published_parameter_counts_are_reproduced(name: str):
     count = parameters(entry.model)
     assert isinstance(count, int)
     assert entry.published["parameters"].covers(count)
+
+
+def test_page_is_current():
+    written = pathlib.Path(__file__).parents[1] / "docs" / "models.md"
+    assert written.read_text(encoding="utf-8") == page.page()
+
+
+def test_page_says_how_counts_agree():
+    rounded = Number(37e9, "1", "reported", low=36.5e9, high=37.5e9)
+    assert page.agreement(rounded, 36_500_000_001, 10**9) == "half a digit"
+    assert page.agreement(rounded, 37_600_000_000, 10**9) == "differs by +1.6%"
+    less = dataclasses.replace(rounded, note="without the embedding")
+    assert page.agreement(less, 37_600_000_000, 10**9) == "half a digit, without 1 table"
+    assert page.agreement(Number(7.0, "1", "reported"), 7, 1) == "equal"
+    assert page.agreement(None, 7, 1) == ""
+    one_sided = Number(3.3e9, "1", "reported", low=3.3e9, high=3.36e9)
+    assert page.printed(one_sided) == "3.3 B"
+    assert page.agreement(one_sided, 3_353_032_704, 1) == "its bounds"
 
 
 # Which tables publishers leave out of their count of active parameters: none unless named.
