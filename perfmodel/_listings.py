@@ -279,7 +279,7 @@ def model(name: str) -> Listing:
         words = f"{tower['parameters']:,} more, {tower['layers']} layers; an image of "
         words += f"{tower['patches']:,} patches takes {tower['image_tokens']:,} tokens"
         rows.append(("image encoder", words))
-    flops, held = _model_counts.token_flops(network), _model_counts.sequence_bytes(network)
+    flops, held = _model_counts.token_flops(network), _model_counts.bytes_by_length(network)
     context = _model_counts.context_of(network)
     rows.append(
         (f"FLOPs of a token at {context:,} keys", si(sum(flops.values()), "FLOP", digits=4))
@@ -288,7 +288,7 @@ def model(name: str) -> Listing:
         share = value / sum(flops.values())
         rows.append((f"  {part}", f"{si(value, 'FLOP', digits=4)}, {share:.1%}"))
     listed = ", ".join(f"{si(size, 'B', 4)} at {tokens:,}" for tokens, size in held.items())
-    rows.append(("cache of a sequence, bf16", listed))
+    rows.append(("cache and state of a sequence", listed))
     published = {}
     for key, number in entry.published.items():
         source = entry.sources.get(number.source)

@@ -3,7 +3,7 @@
 import jax
 
 from perfmodel.formats import precision
-from perfmodel.models.transformer import Model, head_operators, kv_bytes, layer_operators
+from perfmodel.models.transformer import Model, head_operators, layer_operators, sequence_bytes
 from perfmodel.operators import Attention, Collective, Matmul, Operator, Vector
 from perfmodel.step import Shard, Step
 
@@ -13,7 +13,7 @@ CONTEXT = 8192
 SEQUENCES = (1024, 8192, 32_768, 131_072)
 """Lengths of sequences whose cache is told [tokens]."""
 
-PARTS = (
+PARTS: tuple[str, ...] = (
     "attention projections", "attention scores", "indexer", "dense feed-forward", "experts",
     "shared experts", "router", "output head", "other products", "element-wise",
 )  # fmt: skip
@@ -55,7 +55,7 @@ def token_flops(model: Model) -> dict[str, int]:
     Exact: rows of experts are a mean, so they are worked out in 64 bits and rounded.
     """
     step, shard, formats = Step(1, context_of(model)), Shard(), precision("bf16")
-    found = dict.fromkeys(PARTS, 0)
+    found: dict[str, int] = dict.fromkeys(PARTS, 0)
     with jax.enable_x64(True):
         layers = layer_operators(model, step, shard, formats)
         for op in (*layers, *head_operators(model, step, shard, formats)):
@@ -64,8 +64,9 @@ def token_flops(model: Model) -> dict[str, int]:
     return {name: flops for name, flops in found.items() if flops}
 
 
-def sequence_bytes(model: Model) -> dict[int, int]:
+def bytes_by_length(model: Model) -> dict[int, int]:
     """Returns bytes of cache and state of one sequence by its length, in bf16 [B]; of lengths that
     the network takes."""
     lengths = [n for n in SEQUENCES if n <= model.max_context] or [int(model.max_context)]
-    return {n: round(float(kv_bytes(model, precision("bf16"), n))) for n in lengths}
+    formats = precision("bf16")
+    return {n: round(float(sequence_bytes(model, formats, n, Shard()))) for n in lengths}

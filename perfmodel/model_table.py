@@ -20,9 +20,9 @@ Made from `models/catalog/` by `python -m perfmodel.model_table --out docs/model
 draft layers and image encoders. *Published* is what the publisher gives, digit by digit where a
 checkpoint was counted, else as printed. *Agreement* is "equal" (to the last digit), "half a digit"
 (the printed number is ours, rounded), "bounds" (the publisher counts or rounds otherwise, as the
-last column says) or "differs". Active parameters are counted as the publisher does: some leave out
-the embedding, or both tables (`perfmodel models` counts all). A dense network has no such count:
-all of its weights are active.
+last column says) or "differs". Some publishers leave the embedding, or embedding and output head,
+out of active parameters: ours are compared without them too, and the last column says so. A dense
+network has no such count: all of its weights are active.
 
 Kinds of published totals: *reported* as printed or as a checkpoint holds, *derived* from a
 checkpoint's total less what is not part of the decoder, with the subtraction in the last column.
@@ -91,10 +91,10 @@ def _row(name: str) -> str:
     cells = [f"`{name}`", f"{count:,}", _printed(total), total.kind, agreement(total, count)]
     active = entry.published.get("active_parameters")
     if active is None:
-        cells += ["all" if not entry.model.is_mixture else f"{counted_active(entry):,}", "", ""]
+        cells += ["all", "", ""]
     else:
-        ours = counted_active(entry)
-        cells += [f"{ours:,}", _printed(active), agreement(active, ours)]
+        cells += [f"{int(active_parameters(entry.model)):,}", _printed(active)]
+        cells += [agreement(active, counted_active(entry))]
     cells.append(_said(entry, total) if active is None else _both(entry, total, active))
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
