@@ -49,6 +49,9 @@ says what the publisher counts otherwise.
 
 _TEXTS = ("name", "title", "source", "confidence")
 
+_TABLES = {"embedding": 1, "embedding and output head": 2}
+"""What the `without` of a published count may name, and how many tables that is."""
+
 
 @dataclasses.dataclass(frozen=True)
 class ModelEntry:
@@ -57,8 +60,9 @@ class ModelEntry:
     Fields: the `model`, exact; the `order` of its sublayers, as indices into its blocks; `draft`
     layers and the `encoder` of images beside it, None where its file describes none; `precision`
     that its file asks for; `source` of the config.json and `confidence` in it; `published` counts
-    and their `sources` (none for a user's own file); `notes` on what the file asks for beyond the
-    model; a `digest` of the file's values, and the `path` it was read from.
+    and their `sources` (none for a user's own file), with the number of tables (embedding, output
+    head) that the published active count is `active_without`; `notes` on what the file asks for
+    beyond the model; a `digest` of the file's values, and the `path` it was read from.
     """
 
     name: str
@@ -75,6 +79,7 @@ class ModelEntry:
     notes: tuple[str, ...]
     digest: str
     path: str
+    active_without: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,6 +92,7 @@ class _Card:
     published: Mapping[str, Number]
     sources: Mapping[str, Source]
     config: Traversable
+    active_without: int
 
 
 def names() -> tuple[str, ...]:
@@ -194,6 +200,7 @@ def _from_catalogue(name: str) -> ModelEntry:
         notes=caveats(config),
         digest=digest(config),
         path=f"models/catalog/{card.config.name}",
+        active_without=card.active_without,
     )
 
 
@@ -220,10 +227,15 @@ def _card(table: Mapping[str, Any], config: Traversable, where: str) -> _Card:
         raise InputError(f"{where}: aliases must be a list of names")
     sources = parse_sources(table.get("sources", {}), where)
     numbers = {key: table[key] for key in counts if key in table}
+    active = numbers.get("active_parameters")
+    without = active.get("without") if isinstance(active, dict) else None
+    if without is not None and without not in tuple(_TABLES):
+        raise InputError(f"{where}: active_parameters: without must be {' or '.join(_TABLES)}")
     return _Card(
         aliases=tuple(as_text(alias, f"{where}: aliases") for alias in other),
-        published=parse_numbers(numbers, PUBLISHED, sources, where),
+        published=parse_numbers(numbers, PUBLISHED, sources, where, ("without",)),
         sources=sources,
         config=config,
+        active_without=0 if without is None else _TABLES[without],
         **texts,
     )

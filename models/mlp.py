@@ -1,22 +1,13 @@
 """Feed-forward layers: gated (three matrices) or plain (two), and mixtures of experts."""
 
-import math
-
 import equinox as eqx
-import jax.numpy as jnp
 from jax import Array
 
 from perfmodel.formats import Precision
+from perfmodel.models.routing import busiest_power_law_share, busiest_share, distinct_experts
 from perfmodel.operators import Collective, CollectiveKind, Matmul, Operators, Vector
-from perfmodel.relax import Real, as_real, divide, inverse, minimum
+from perfmodel.relax import Real, divide, inverse, minimum
 from perfmodel.step import Shard, Step
-
-ROUTING_SKEW = 0.8
-"""Largest of n normal deviations over the asymptote √(2 ln n): 0.70 at n = 8, 0.81 at 64.
-Source: expected largest of n standard normals, 1.424 at n = 8, 2.343 at n = 64 (order statistics).
-"""
-
-_KINK = 0.01
 
 
 def gather_rows(
@@ -80,8 +71,8 @@ class Mlp(eqx.Module):
         each, _, _, column = self._formats(precision)
         inner = divide(self.intermediate, shard.ranks)
         elements = (self.gates + 1) * hidden * inner
-        scales = (self.gates * inner + hidden) * column
-        return elements * each + scales + 2 * self.vectors(hidden)
+        columns = self.gates * inner + hidden
+        return elements * each + columns * (column + 2 * self.bias)
 
     def activation_width(self, shard: Shard) -> Real:
         """Returns the widest intermediate result per token on one rank [elements]."""
@@ -122,33 +113,6 @@ class Mlp(eqx.Module):
         )
 
 
-def distinct_experts(experts: Real, top_k: Real, tokens: Real) -> Real:
-    """Returns how many of `experts` at least one of `tokens` is routed to, on average.
-
-    E·(1 − (1 − k/E)^T): each token leaves a given expert alone with probability 1 − k/E, whatever
-    the others do. Exact for routing that is even over experts and independent over tokens.
-
-    >>> round(float(distinct_experts(8, 2, 4)), 4)   # 8·(1 − 0.75⁴)
-    5.4688
-    """
-    missed = jnp.exp(tokens * jnp.log1p(-as_real(top_k) * inverse(as_real(experts) + 1e-6)))
-    return experts * (1.0 - missed)
-
-
-def busiest_share(ranks: Real, assignments: Real) -> Real:
-    """Returns the load of the busiest of `ranks` over the mean, for evenly random routing.
-
-    `assignments` (tokens × top-k) fall on ranks at random: about N(μ, μ) with μ = assignments/n, so
-    the busiest has μ + c·√(2 ln n)·√μ, and never more than all of them. Exactly 1 for one rank.
-    """
-    ranks = as_real(ranks)
-    mean = as_real(assignments) * inverse(ranks)
-    # The small constant keeps the slope finite at one rank.
-    spread = jnp.sqrt(2.0 * jnp.log(ranks) + _KINK) - math.sqrt(_KINK)
-    skew = 1.0 + ROUTING_SKEW * spread * inverse(jnp.sqrt(mean))
-    return minimum(skew, ranks)
-
-
 class MixtureOfExperts(eqx.Module):
     """`experts` feed-forward layers of which each token takes `top_k`, beside a `shared` one.
 
@@ -157,7 +121,9 @@ class MixtureOfExperts(eqx.Module):
     `shared_gate` (a product of width 1 that weighs the shared layer). Routing in groups changes
     which experts are chosen, not how many. Where `latent` is given, experts work on vectors of that
     width, which a product makes of the hidden state on every rank and another turns back (latent
-    mixtures: Nemotron 3, Kimi K3); `latent_norm` is 1 where they are normalised first.
+    mixtures: Nemotron 3, Kimi K3); `latent_norm` is 1 where they are normalised first. `routing` is
+    the exponent of the power law by which tokens prefer some experts (`perfmodel.models.routing`),
+    None where they prefer none.
     """
 
     experts: Real
@@ -170,6 +136,7 @@ class MixtureOfExperts(eqx.Module):
     shared_gate: Real = 0
     latent: Real | None = None
     latent_norm: Real = 0
+    routing: Real | None = None
 
     def _width(self, hidden: Real) -> Real:
         """Returns the width of what experts take and give."""
@@ -251,10 +218,10 @@ class MixtureOfExperts(eqx.Module):
         experts, inner = self._cut(shard)
         spread = 1 if shard.expert_ranks is None else shard.expert_ranks
         share = divide(experts, self.experts)
-        touched = distinct_experts(self.experts, self.top_k, rows) * share
+        touched = distinct_experts(self.experts, self.top_k, rows, self.routing) * share
         # The rank with the most tokens keeps the others waiting.
         assigned = rows * self.top_k
-        busiest = 1 if shard.expert_ranks is None else busiest_share(spread, assigned)
+        busiest = 1 if shard.expert_ranks is None else self._busiest(spread, rows)
         local = assigned * share * busiest
         each = local * inverse(touched)
         weights = (
@@ -312,6 +279,12 @@ class MixtureOfExperts(eqx.Module):
                 precision.activation_bytes, precision.kernel, precision.column_bytes,
             ),
         )  # fmt: skip
+
+    def _busiest(self, ranks: Real, tokens: Real) -> Real:
+        """Returns the load of the busiest of the ranks that experts are spread over."""
+        if self.routing is None:
+            return busiest_share(ranks, tokens * self.top_k)
+        return busiest_power_law_share(ranks, self.experts, self.top_k, tokens, self.routing)
 
     def _moved(self, step: Step, shard: Shard) -> Real:
         """Returns the rows that an exchange hands to each rank, from all others.

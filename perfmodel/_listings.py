@@ -109,7 +109,7 @@ _FORMATS = ("bf16", "fp8", "int4", "nvfp4")
 
 
 def _counts(entry: "ModelEntry") -> dict[str, Any]:
-    from perfmodel.formats import precision
+    from perfmodel.formats import precision, precision_numbers
     from perfmodel.models.transformer import (
         active_parameters,
         kv_bytes_per_token,
@@ -125,6 +125,8 @@ def _counts(entry: "ModelEntry") -> dict[str, Any]:
         "active_parameters": int(active_parameters(model)),
         "kv_bytes_per_token": int(kv_bytes_per_token(model, precision("bf16"))),
         "weight_bytes": {f: int(weight_bytes(model, precision(f))) for f in _FORMATS},
+        "precision": str(entry.precision),
+        "own_weight_bytes": int(weight_bytes(model, precision_numbers(entry.precision))),
         "max_context_tokens": int(model.max_context),
     }
 
@@ -169,24 +171,21 @@ def models() -> Listing:
     """Returns every network of the catalogue with its counts."""
     from perfmodel.models.catalogue import load_model, names
 
-    heads = [(f"stored\n{name}", "right") for name in _FORMATS]
     table = report.grid(
-        ("model", "left"), ("weights", "right"), ("active", "right"),
-        ("KV of a\ntoken", "right"),
-        *heads, ("longest\ncontext", "right"),
+        ("model", "left"), ("weights", "right"), ("active", "right"), ("KV of a\ntoken", "right"),
+        ("stored\nbf16", "right"), ("stored as\npublished", "right"), ("which is", "left"),
+        ("longest\ncontext", "right"),
     )  # fmt: skip
     values = [_counts(load_model(name)) for name in names()]
     for row in values:
         table.add_row(
             row["name"], si(row["parameters"], digits=4), si(row["active_parameters"]),
             si(row["kv_bytes_per_token"], "B", 4),
-            *(si(row["weight_bytes"][name], "B") for name in _FORMATS),
-            f"{row['max_context_tokens']:,}",
+            si(row["weight_bytes"]["bf16"], "B"), si(row["own_weight_bytes"], "B"),
+            row["precision"], f"{row['max_context_tokens']:,}",
         )  # fmt: skip
-    notes = (
-        "all weights in the format named but embeddings, output head, routers and norms (bf16), "
-    )
-    notes += "as the KV cache; exact counts: perfmodel models NAME"
+    notes = "embeddings, output head, routers, norms and the KV of a token in bf16; "
+    notes += "exact counts and other formats: perfmodel models NAME"
     return Listing(_below(table, notes), _stamp() | {"models": values})
 
 
@@ -264,7 +263,8 @@ def describe(body: "Body") -> tuple[str, dict[str, Any]]:
 
 
 def model(name: str, assume_dense: bool = False) -> Listing:
-    """Returns one network: its shape, its counts, and the published ones."""
+    """Returns one network: its shape, its counts, what a token costs, and the published counts."""
+    from perfmodel import _model_counts
     from perfmodel.models.catalogue import load_model
 
     entry = load_model(name, assume_dense=assume_dense)
@@ -297,6 +297,16 @@ def model(name: str, assume_dense: bool = False) -> Listing:
         words = f"{tower['parameters']:,} more, {tower['layers']} layers; an image of "
         words += f"{tower['patches']:,} patches takes {tower['image_tokens']:,} tokens"
         rows.append(("image encoder", words))
+    flops, held = _model_counts.token_flops(network), _model_counts.bytes_by_length(network)
+    context = _model_counts.context_of(network)
+    rows.append(
+        (f"FLOPs of a token at {context:,} keys", si(sum(flops.values()), "FLOP", digits=4))
+    )
+    for part, value in flops.items():
+        share = value / sum(flops.values())
+        rows.append((f"  {part}", f"{si(value, 'FLOP', digits=4)}, {share:.1%}"))
+    listed = ", ".join(f"{si(size, 'B', 4)} at {tokens:,}" for tokens, size in held.items())
+    rows.append(("cache and state of a sequence", listed))
     published = {}
     for key, number in entry.published.items():
         source = entry.sources.get(number.source)
@@ -313,7 +323,8 @@ def model(name: str, assume_dense: bool = False) -> Listing:
         table.add_row(words, value)
     values = _stamp() | counts | shape | {
         "blocks": blocks, "draft": draft, "encoder": tower, "published": published,
-        "precision": str(entry.precision),
+        "flops_context_tokens": context, "token_flops": {**flops, "total": sum(flops.values())},
+        "sequence_bytes": {str(tokens): size for tokens, size in held.items()},
         "source": entry.source, "notes": list(entry.notes), "digest": entry.digest,
     }  # fmt: skip
     return Listing(_above(entry.name, f"{entry.title} · digest {entry.digest}", table), values)

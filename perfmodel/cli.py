@@ -79,6 +79,13 @@ _Pue = Annotated[float | None, typer.Option(help="Power usage effectiveness of t
 _Lifetime = Annotated[
     float | None, typer.Option(metavar="YEARS", help="Over which an owned chip is paid off.")
 ]
+_Routing = Annotated[
+    str,
+    typer.Option(
+        metavar="uniform|power:EXPONENT",
+        help="How tokens fall on experts: evenly, or by a power law (docs/routing.md).",
+    ),
+]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON, in SI units, and nothing else.")]
 
 
@@ -95,6 +102,20 @@ def _time(text: str | None, option: str) -> float | None:
         raise InputError(
             f"{option}: a time is needed (2s, 500ms, or plain seconds), not '{shorten(text)}'"
         ) from None
+
+
+def _exponent(text: str) -> float | None:
+    """Returns the exponent of routing from `power:1.2`, None from `uniform`."""
+    kind, colon, number = text.strip().lower().partition(":")
+    if kind == "uniform" and not colon:
+        return None
+    with contextlib.suppress(ValueError):
+        if kind == "power":
+            return float(number)
+    raise InputError(
+        f"--routing: 'uniform' or 'power:EXPONENT' is needed (nearest: power:1.2), "
+        f"not '{shorten(text)}'"
+    )
 
 
 def _prices(given: list[str] | None) -> "float | dict[str, float] | None":
@@ -221,6 +242,7 @@ def estimate(
     electricity: _Electricity = None,
     pue: _Pue = None,
     lifetime: _Lifetime = None,
+    routing: _Routing = "uniform",
     operators: Annotated[
         bool, typer.Option("--operators", help="Open the steps down to their operators.")
     ] = False,
@@ -266,6 +288,7 @@ def estimate(
         prefix_hit=prefix_hit, weights=weights, activations=activations, kv=kv, engine=engine,
         slo_ttft=_time(slo_ttft, "--slo-ttft"), slo_tpot=_time(slo_tpot, "--slo-tpot"),
         price=price, ownership=ownership, electricity=electricity, pue=pue, lifetime=lifetime,
+        routing=_exponent(routing),
     )  # fmt: skip
     if out is not None and not sensitivity:
         raise InputError("--out: there is something to write with --sensitivity only")
