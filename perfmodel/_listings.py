@@ -330,6 +330,46 @@ def model(name: str, assume_dense: bool = False) -> Listing:
     return Listing(_above(entry.name, f"{entry.title} · digest {entry.digest}", table), values)
 
 
+def points(name: str | None) -> Listing:
+    """Returns published points beside what the model says of them, of one family or of all."""
+    from perfmodel import validation
+    from perfmodel.errors import InputError, nearest
+
+    known = validation.names()
+    if name is not None and name not in known:
+        raise InputError(f"unknown family {name!r}{nearest(name, known)}")
+    table = report.grid(
+        ("point", "left"), ("published", "right"), ("model", "right"), ("error", "right"),
+        ("kind", "left"), ("fitted", "left"), ("speculation", "left"), ("source", "left"),
+    )  # fmt: skip
+    rows: list[dict[str, Any]] = []
+    for family in known if name is None else [name]:
+        for point in validation.points(family):
+            value, margin = validation.modelled(point)
+            error = value / point.value - 1.0
+            fits = margin >= 0.0
+            table.add_row(
+                point.id, f"{point.value:.4g}", f"{value:.4g}" + ("" if fits else " *"),
+                f"{100 * error:+.0f} %", point.kind, "yes" if point.fitted else "",
+                point.speculation, point.source,
+            )  # fmt: skip
+            rows.append(
+                {
+                    "family": family, "id": point.id, "chip": point.chip, "model": point.model,
+                    "metric": point.metric, "published": point.value, "modelled": value,
+                    "error": error, "kind": point.kind, "fitted": point.fitted, "fits": fits,
+                    "speculation": point.speculation, "source": point.source, "note": point.note,
+                }
+            )  # fmt: skip
+    unseen = [abs(r["error"]) for r in rows if r["kind"] == "measured" and not r["fitted"]]
+    told = "* does not fit the memory as modelled, or lacks the kernel"
+    if unseen:
+        middle = sorted(unseen)[len(unseen) // 2]
+        told = f"measured points that no constant has seen: median {100 * middle:.0f} %; {told}"
+    title = "published and modelled, in the units of the metric"
+    return Listing(_above(title, told, table), {**_stamp(), "points": rows})
+
+
 def _below(table: Any, note: str) -> "RenderableType":
     from rich.console import Group
 

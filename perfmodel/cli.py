@@ -555,6 +555,26 @@ def models(
     _show(found, json)
 
 
+@app.command()
+def validate(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[FAMILY]", help="Points of one chip family.")
+    ] = None,
+    json: _Json = False,
+) -> None:
+    """Compare published speeds of whole models on other silicon with the model's.
+
+    The points that ship with the package: each with its source, whether a constant has seen it, and
+    what is known of speculation.
+    """
+    with _working("evaluating every point", quiet=json):
+        _ready()
+        from perfmodel import _listings
+
+        found = _listings.points(name)
+    _show(found, json)
+
+
 def _show(listing: Any, json: bool) -> None:
     from perfmodel import report
 
