@@ -4,7 +4,7 @@ import jax
 
 from perfmodel.formats import precision
 from perfmodel.models.transformer import Model, head_operators, layer_operators, sequence_bytes
-from perfmodel.operators import Attention, Collective, Matmul, Operator, Vector
+from perfmodel.operators import Attention, Collective, Matmul, Operator, Scan, Vector
 from perfmodel.step import Shard, Step
 
 CONTEXT = 8192
@@ -14,8 +14,8 @@ SEQUENCES = (1024, 8192, 32_768, 131_072)
 """Lengths of sequences whose cache is told [tokens]."""
 
 PARTS: tuple[str, ...] = (
-    "attention projections", "attention scores", "indexer", "dense feed-forward", "experts",
-    "shared experts", "router", "output head", "other products", "element-wise",
+    "attention projections", "attention scores", "indexer", "recurrence", "dense feed-forward",
+    "experts", "shared experts", "router", "output head", "other products", "element-wise",
 )  # fmt: skip
 """Parts of a network, in the order told."""
 
@@ -34,6 +34,8 @@ def part(op: Operator) -> str:
         return "indexer"
     if isinstance(op, Attention):
         return "attention scores"
+    if isinstance(op, Scan):
+        return "recurrence"
     if op.name in _BY_NAME:
         return _BY_NAME[op.name]
     if isinstance(op, Matmul) and op.experts:

@@ -210,6 +210,9 @@ def test_chips_and_models(capsys):
     scores = 2 * 64 * 128 * 8192
     assert sparse["indexer"] == 61 * (scores + 2 * (7168 * (128 + 64) + 1536 * 64 * 128))
     assert sparse["attention scores"] == 61 * 2 * 128 * 2048 * (576 + 512)
+    hybrid = json.loads(run(capsys, "models", "qwen3-next-80b-a3b", "--json")[1])["token_flops"]
+    # 36 delta layers of 32 heads, 7 FLOPs for each of 128 x 128 elements of a state.
+    assert hybrid["recurrence"] == 36 * 32 * 7 * 128 * 128
     # Cache, and what compressors of ratios 128 and 4 hold of a sequence.
     held = json.loads(run(capsys, "models", "deepseek-v4-flash", "--json")[1])["sequence_bytes"]
     assert held["8192"] == 61_997_056 + 20 * 524_288 + 21 * 81_920
