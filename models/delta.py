@@ -24,6 +24,9 @@ class GatedDelta(Recurrent):
     def _columns(self, heads: Real, keys: Real) -> Real:
         return 2 * keys * self.state + 2 * heads * self.width + 2 * heads
 
+    def _scalars(self, heads: Real) -> Real:
+        return 2 * heads
+
     def _own_vectors(self, heads: Real) -> Real:
         return 2 * heads + self.width
 
@@ -52,6 +55,9 @@ class KimiDelta(Recurrent):
     def _beside(self, hidden: Real) -> tuple[tuple[str, Real, Real], ...]:
         del hidden
         return (("decay_projection", self.state, self.decay_rank),)
+
+    def _scalars(self, heads: Real) -> Real:
+        return heads + heads * self.state
 
     def _own_vectors(self, heads: Real) -> Real:
         return heads + heads * self.state + self.width

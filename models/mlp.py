@@ -264,7 +264,9 @@ class MixtureOfExperts(eqx.Module):
         ]  # fmt: skip
         if self.shared is not None:
             ops += self.shared.products("shared_", hidden, step, shard, precision)
-        ops += reduce_rows("expert_combine", "all_to_all", moved, group, step, hidden, shard)
+        # What is normed must be summed first, beside the shared result.
+        summed = hidden if self.latent is None else hidden + self.latent_norm * self.latent
+        ops += reduce_rows("expert_combine", "all_to_all", moved, group, step, summed, shard)
         return tuple(ops)
 
     def _turned(

@@ -65,6 +65,10 @@ class Recurrent(eqx.Module):
         """Returns columns of the input projection that are on every rank."""
         return 0
 
+    def _scalars(self, heads: Real) -> Real:
+        """Returns what the recurrence takes per token beside the convolution's results."""
+        return heads
+
     def _sharing(self, heads: Real, keys: Real) -> Real:
         """Returns the heads that share a head of keys."""
         return divide(heads, keys)
@@ -186,6 +190,6 @@ class Recurrent(eqx.Module):
         return Scan(
             name, group, self.kind, phase, sequences=sequences, tokens=tokens, heads=heads,
             state=self.state, width=self.width, state_bytes=self.state_bytes_each,
-            inputs=self._channels(heads, keys) + heads, outputs=heads * self.width,
+            inputs=self._channels(heads, keys) + self._scalars(heads), outputs=heads * self.width,
             chunk=self.chunk, sharing=self._sharing(heads, keys),
         )  # fmt: skip

@@ -28,7 +28,7 @@ class BlockResiduals(eqx.Module):
 
     def _sources(self, sublayers: Real) -> Real:
         """Returns the mean number of sums that a sublayer sees; two sublayers make a layer."""
-        return divide(sublayers, 4 * self.block) + 2
+        return divide(sublayers, 4 * self.block) + 1.5
 
     def parameters(self, hidden: Real, sublayers: Real) -> Real:
         """Returns the elements of score vectors and norms: of sublayers and of the output."""

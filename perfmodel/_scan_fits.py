@@ -17,7 +17,7 @@ from perfmodel import _fitting
 from perfmodel._fitting import Prior, Table
 from perfmodel._measurements import Case, bare_machine, in_seconds, select, sets, sheet_values
 from perfmodel.machine import Machine, Rank, scan_parts
-from perfmodel.models.delta import CHUNK
+from perfmodel.models.recurrent import CHUNK
 from perfmodel.operators import Phase, Scan
 
 _STATE_BYTES = 4.0
@@ -109,7 +109,8 @@ def scan_cases(rows: pd.DataFrame) -> list[Case]:
     # A width of Mamba-2 alone gives way.
     table = select(rows, wanted).drop(columns="head_dim").rename(columns=_NAMES)[list(_COLUMNS)]
     cases = []
-    for (phase, system, framework), part in sets(table, ["phase", "system", "framework"]):
+    chosen = pd.DataFrame(table)
+    for (phase, system, framework), part in sets(chosen, ["phase", "system", "framework"]):
         kind = "scan" if phase == "generation" else "context_scan"
         machine, columns = bare_machine(system), scan_columns(part)
         size = columns["sequences"] * columns["heads"] * columns["width"] ** 2
