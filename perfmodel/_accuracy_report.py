@@ -258,8 +258,8 @@ The gated delta rule of Qwen3.5 and Qwen3-Next under vLLM: one fused step a toke
 `efficiency` is fixed at the vector units' share, since steps wait for memory. States that the
 last-level cache holds are left out as above. TensorRT-LLM's rows would exceed an H100's bandwidth
 with such states; the table does not tell what they keep, so they are not used, and chips without
-vLLM's rows take another's constants. Convolutions and Mamba-2's recurrence are predicted with the same constants: of
-Mamba-2 the table has the convolution alone.""",
+vLLM's rows take another's constants. Convolutions and Mamba-2's recurrence are
+predicted with the same constants: of Mamba-2 the table has the convolution alone.""",
     "context_scan": """\
 The same layers' prompts, without a prefix: vLLM's chunked kernel (FlashInfer). Held out as above.
 Four constants a set. With few sequences and heads a prompt's chunks follow one another at 2 to 3 µs
