@@ -15,6 +15,7 @@ import pytest
 from perfmodel._expert_rows import expert_columns, expert_seconds
 from perfmodel._latent_fits import context_operator, decode_operator, latent_columns
 from perfmodel._measurements import EXPERT_FORMATS, one_hot
+from perfmodel._scan_fits import scan_columns, scan_operator
 from perfmodel.chips import load_chip
 from perfmodel.fabric import all_gather_seconds, all_reduce_seconds, all_to_all_seconds
 from perfmodel.machine import (
@@ -23,6 +24,7 @@ from perfmodel.machine import (
     context_attention_parts,
     decode_attention_parts,
     matmul_parts,
+    scan_parts,
 )
 from perfmodel.operators import KERNELS, Attention, Matmul
 
@@ -71,6 +73,10 @@ def seconds(row: pd.Series, machine: Machine) -> float:
     if row["operator"] in ("all_reduce", "gather"):
         message, ranks = row["message_bytes"], row["num_gpus"]
         return float(COLLECTIVES[row["op"]](message, ranks, machine.fabric))
+    if row["operator"] in ("scan", "context_scan"):
+        numbers = {k: v[0] for k, v in scan_columns(row.to_frame().T).items()}
+        phase = "decode" if row["operator"] == "scan" else "prefill"
+        return float(scan_parts(scan_operator(numbers, phase), Rank(machine)).total)
     if row["operator"].startswith("latent"):
         numbers = {k: v[0] for k, v in latent_columns(row.to_frame().T).items()}
         if row["operator"] == "latent_decode":
@@ -125,6 +131,10 @@ def test_sample_covers_chips_and_operators() -> None:
     assert len(rows()) >= 400
     kinds = {"matmul", "experts", "decode", "context", "all_reduce", "gather"}
     kinds |= {"latent_decode", "latent_context"}
+    # Two chips have tables of recurrences that tell what they keep.
+    scans = {"scan", "context_scan"}
+    assert (counts.loc[sorted(scans)].sum(axis=1) == 40).all()
+    counts = counts.drop(index=sorted(scans))
     assert set(counts.index) == kinds
     assert counts.shape[1] == 6 and (counts >= 10).all().all(), counts
 
@@ -142,6 +152,8 @@ def test_sample_covers_chips_and_operators() -> None:
         ("operator == 'latent_decode'", 0.12),
         ("operator == 'latent_context'", 0.12),
         ("operator == 'all_reduce'", 0.08),
+        ("operator == 'scan'", 0.06),
+        ("operator == 'context_scan'", 0.11),
     ],
 )
 def test_median_error_is_bounded(query: str, bound: float) -> None:
