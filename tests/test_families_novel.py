@@ -134,7 +134,7 @@ def test_frontier_lays_layers_side_by_side_on_wafers():
     # 16 requests fill 16 stages.
     busiest = found.isel(point=int(found.output_tokens_per_second_chip.values.argmax()))
     assert int(busiest.regions) == 16
-    assert set(found.chunk.values) == {8}
+    assert set(found["chunk"].values) == {8}
 
 
 @pytest.mark.parametrize(
