@@ -24,7 +24,7 @@ from perfmodel.models.attention import GroupedQueryAttention
 from perfmodel.models.layers import local_layers, routed_layers
 from perfmodel.models.mla import Indexer, LatentAttention
 from perfmodel.models.mlp import MixtureOfExperts, Mlp
-from perfmodel.models.quantization import suggested_precision
+from perfmodel.models.quantization import quantization_notes, suggested_precision
 from perfmodel.models.sparsity import Layers, distinct, sparse_layers
 from perfmodel.models.streams import HyperConnections
 from perfmodel.models.transformer import Block, Model
@@ -432,7 +432,7 @@ def caveats(config: Mapping[str, Any]) -> tuple[str, ...]:
     if not is_off(config.get("auto_map")):
         plain = shorten(kind)
         notes.append(f"auto_map points at remote code: ignored, read as a plain '{plain}'")
-    return tuple(notes)
+    return (*notes, *quantization_notes(config))
 
 
 def _known(kind: str = "") -> str:

@@ -41,6 +41,11 @@ def _projection(draft: Draft) -> Real:
     return 2 * draft.layer.hidden * draft.layer.hidden
 
 
+def _formats(draft: Draft, precision: Precision) -> Precision:
+    """Returns the formats of a draft layer: one without experts is stored as what is beside them."""
+    return precision if draft.layer.is_mixture else precision.without_experts()
+
+
 def _input_norms(draft: Draft) -> Real:
     """Returns the elements of the norms of embedding and hidden state."""
     return 2 * draft.layer.norm_vectors * draft.layer.hidden
@@ -61,7 +66,7 @@ def draft_weight_bytes(draft: Draft, precision: Precision, shard: Shard | None =
     cut = Shard() if shard is None else shard
     h = draft.layer.hidden
     product = _projection(draft) * precision.weight_bytes + h * precision.column_bytes
-    layer = decoder_weight_bytes(draft.layer, precision, cut)
+    layer = decoder_weight_bytes(draft.layer, _formats(draft, precision), cut)
     return draft.count * (layer + product + 2 * _input_norms(draft))
 
 
@@ -92,6 +97,6 @@ def draft_operators(draft: Draft, step: Step, shard: Shard, precision: Precision
         )
     return (
         *first,
-        *layer_operators(draft.layer, step, shard, precision),
+        *layer_operators(draft.layer, step, shard, _formats(draft, precision)),
         *head_operators(draft.layer, step, shard, precision),
     )

@@ -2,8 +2,8 @@
 
 Published quantised checkpoints say in `quantization_config` how their weights, activations and
 cache are stored. One format for all layers is understood, with embeddings, output head, routers,
-norms and biases in 16 bits; so is one for routed experts alone, with all the rest in 16 bits. Any
-other mixture is refused, never averaged.
+norms and biases in 16 bits; so is one for routed experts alone, or for the feed-forward layers of a
+network without experts, with all the rest in 16 bits. Any other mixture is refused, never averaged.
 """
 
 import re
@@ -60,8 +60,9 @@ def suggested_precision(
 ) -> PrecisionName:
     """Returns the number formats that a config.json asks for; bf16 where it asks for none.
 
-    `quantization_config` must treat all layers alike, or, in a network (`model`) with mixtures of
-    experts, quantise routed experts alone; embeddings, head, routers and norms stay in 16 bits.
+    `quantization_config` must treat all layers alike, or, where the network is given (`model`),
+    quantise routed experts alone, or feed-forward layers where there are no experts; embeddings,
+    head, routers and norms stay in 16 bits.
 
     >>> str(suggested_precision({"quantization_config": {"quant_method": "fp8"}}))
     'fp8'
@@ -142,24 +143,25 @@ def _left_out(quantization: Mapping[str, Any], place: str) -> Iterator[tuple[str
 
 
 def _experts_alone(quantization: Mapping[str, Any], model: Model | None, place: str) -> bool:
-    """Returns whether routed experts alone are quantised; raises for any other mixture."""
+    """Returns whether routed experts alone, or feed-forward layers where there are none, are
+    quantised; raises for any other mixture."""
     if not is_off(quantization.get("sparsity_config")):
         raise InputError(f"{place}: sparsity_config is not understood")
-    mixture = model is not None and model.is_mixture
+    beside = {} if model is None else _kinds(model)
     apart: dict[str, dict[str, set[str]]] = {}
     cut, named = False, ""
     for entry, plain in _left_out(quantization, place):
         if _CUT.fullmatch(entry):
             cut = True
         elif not _KEPT.search(plain):
-            match = _APART.search(plain) if mixture else None
-            if match is None:
+            match = _APART.search(plain) if beside else None
+            kind = next((kind for kind in _PRODUCTS if match and match[kind]), "")
+            if match is None or kind not in beside:
                 raise InputError(
                     f"{place}: {show(entry)} is left out; only one format for all layers, or for "
-                    "routed experts alone, is understood"
+                    f"{_alone(model)} alone, is understood"
                 )
             named = named or entry
-            kind = next(kind for kind in _PRODUCTS if match[kind])
             product = match["product"]
             products = {*_FUSED.get(product, (product,))} if product else _PRODUCTS[kind]
             layer = match["layer"] or "*"
@@ -167,21 +169,53 @@ def _experts_alone(quantization: Mapping[str, Any], model: Model | None, place: 
     if not apart:
         # What a cut list still shows is kept in 16 bits here too: the rest is taken to be alike.
         return False
-    assert model is not None
-    for kind, layers in _kinds(model).items():
+    for kind, layers in beside.items():
         found = apart.get(kind, {})
         whole = [layer for layer, products in found.items() if products >= _PRODUCTS[kind]]
-        if "*" not in whole and len(whole) != layers:
-            why = "the list is cut" if cut else f"{len(whole)} of {layers} {kind} layers are whole"
-            raise InputError(
-                f"{place}: {show(named)} is left out, but not all beside the experts ({why}); "
-                "only one format for all layers, or for routed experts alone, is understood"
-            )
+        if "*" in whole or len(whole) == layers or (cut and _unbroken(whole, layers)):
+            continue
+        why = "the list is cut" if cut else f"{len(whole)} of {layers} {kind} layers are whole"
+        raise InputError(
+            f"{place}: {show(named)} is left out, but not all beside the {_alone(model)} ({why}); "
+            f"only one format for all layers, or for {_alone(model)} alone, is understood"
+        )
     return True
 
 
+def _unbroken(whole: list[str], layers: int) -> bool:
+    """Returns whether a list in the order of names shows layers without a gap, and not the first
+    alone: what was cut from its end is taken to go on so."""
+    return len(whole) > 1 and whole == sorted(map(str, range(layers)))[: len(whole)]
+
+
+def quantization_notes(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Returns what `suggested_precision` takes for granted of a list that was cut.
+
+    >>> cut = {"quant_method": "fp8", "ignore": ["lm_head", "...truncated"]}
+    >>> quantization_notes({"quantization_config": cut})[0][:41]
+    'the list of layers kept in 16 bits is cut'
+    """
+    quantization = config.get("quantization_config")
+    lists = [quantization.get(key) for key in _EXCLUDED] if isinstance(quantization, dict) else []
+    entries = (entry for found in lists if isinstance(found, list) for entry in found)
+    if any(isinstance(entry, str) and _CUT.fullmatch(entry) for entry in entries):
+        return (
+            "the list of layers kept in 16 bits is cut: those past its end are taken to be as "
+            "those that it shows",
+        )
+    return ()
+
+
+def _alone(model: Model | None) -> str:
+    mixture = model is None or model.is_mixture
+    return "routed experts" if mixture else "feed-forward layers"
+
+
 def _kinds(model: Model) -> dict[str, int]:
-    """Returns how many layers of each kind a network has beside its routed experts."""
+    """Returns how many layers of each kind a network has beside its routed experts, or without
+    those beside its feed-forward layers."""
+    if not model.is_mixture:
+        return {"attention": sum(block.count for block in model.attention)}
     mixtures = [block for block in model.blocks if isinstance(block.body, MixtureOfExperts)]
     counts = {
         "attention": sum(block.count for block in model.attention),

@@ -140,7 +140,10 @@ def weight_bytes(model: Model, precision: Precision, shard: Shard | None = None)
 def decoder_weight_bytes(model: Model, precision: Precision, shard: Shard) -> Real:
     """Returns bytes of weights on one rank [B] without tables: of all layers and the last norm."""
     h = model.hidden
-    bodies = sum(b.count * b.body.weight_bytes(h, precision, shard) for b in model.blocks)
+    bodies = sum(
+        b.count * b.body.weight_bytes(h, block_formats(model, b, precision), shard)
+        for b in model.blocks
+    )
     mixing = 0 if model.streams is None else model.streams.weight_bytes(h, model.sublayers)
     return bodies + 2 * (_norms(model) + model.norm_vectors * h) + mixing
 
@@ -200,11 +203,20 @@ def activation_bytes(model: Model, step: Step, shard: Shard) -> Real:
     return 2 * (2 * model.hidden * all_rows + widest) + logits
 
 
+def block_formats(model: Model, block: Block, precision: Precision) -> Precision:
+    """Returns the formats of one block: experts', in a network without, are of its feed-forward
+    layers."""
+    if model.is_mixture or isinstance(block.body, Mixer):
+        return precision
+    return precision.of_experts()
+
+
 def block_operators(
     model: Model, block: Block, step: Step, shard: Shard, precision: Precision
 ) -> Operators:
     """Returns the operators of one sublayer of a block on one rank, without its norm."""
-    return block.body.operators(model.hidden, step, shard, precision)
+    formats = block_formats(model, block, precision)
+    return block.body.operators(model.hidden, step, shard, formats)
 
 
 def norm_operators(model: Model, step: Step, precision: Precision) -> Operators:

@@ -505,7 +505,8 @@ def check_kernel(chip: Chip, names: PrecisionName) -> None:
 def parse_precision(text: str | PrecisionName) -> PrecisionName:
     """Returns a precision from the names of its formats: `weights` or `weights/activations/kv`.
 
-    Routed experts in another format follow after a plus sign: `weights` or `weights/activations`.
+    Routed experts (in a network without, feed-forward layers) in another format follow after a plus
+    sign: `weights` or `weights/activations`.
 
     >>> str(parse_precision("fp8")), str(parse_precision("int4/bf16/fp8"))
     ('fp8', 'int4/bf16/fp8')

@@ -481,7 +481,7 @@ def estimate(
     margins = jnp.stack(
         [
             room.margin,
-            _kernel_margin(machine, model, precision),
+            _kernel_margin(machine, precision),
             _divisibility(model, shard),
             (model.max_context - load.isl - osl) / model.max_context,
             1.0 - ttft * inverse(asked.ttft),
@@ -527,12 +527,10 @@ def estimate(
     )
 
 
-def _kernel_margin(machine: Machine, model: Model, precision: Precision) -> Array:
+def _kernel_margin(machine: Machine, precision: Precision) -> Array:
     """Returns the least peak of the kernels in use over the 16-bit one; negative if none."""
     peaks = machine.kernels.peak
-    least = jnp.sum(peaks * precision.kernel)
-    if model.is_mixture:
-        least = minimum(least, jnp.sum(peaks * precision.expert_kernel))
+    least = minimum(jnp.sum(peaks * precision.kernel), jnp.sum(peaks * precision.expert_kernel))
     return least / peaks[0] - 1e-6
 
 
