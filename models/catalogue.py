@@ -30,7 +30,7 @@ from perfmodel.catalog import (
 from perfmodel.errors import InputError, shorten
 from perfmodel.formats import PrecisionName
 from perfmodel.models.beside import read_draft, read_encoder
-from perfmodel.models.config import caveats, parse_config, sublayer_order
+from perfmodel.models.config import assumed_dense, caveats, parse_config, sublayer_order
 from perfmodel.models.draft import Draft
 from perfmodel.models.encoder import Encoder
 from perfmodel.models.quantization import suggested_precision
@@ -107,24 +107,26 @@ def aliases() -> Mapping[str, tuple[str, ...]]:
     return {name: card.aliases for name, card in _cards().items()}
 
 
-def load_model(name: str | os.PathLike[str]) -> ModelEntry:
+def load_model(name: str | os.PathLike[str], assume_dense: bool = False) -> ModelEntry:
     """Returns a network by catalogue name or alias, or from a config.json or a folder with one.
 
     Case and punctuation of names don't matter. A name of the catalogue wins over a file or folder
-    of that name: write `./name` for the latter.
+    of that name: write `./name` for the latter. With `assume_dense`, a file of an unknown
+    `model_type` is read as a plain dense decoder of its sizes, and a note of the entry names what
+    it says besides.
 
     >>> load_model("meta-llama/Llama-3.1-70B").name
     'llama-3.1-70b'
     """
     if isinstance(name, os.PathLike):
-        return _from_path(os.fspath(name))
+        return _from_path(os.fspath(name), assume_dense)
     if isinstance(name, str) and _looks_like_path(name):
-        return _from_path(name)
+        return _from_path(name, assume_dense)
     try:
         return _from_catalogue(resolve(name, aliases(), "model"))
     except InputError:
         if isinstance(name, str) and name and os.path.exists(name):
-            return _from_path(name)
+            return _from_path(name, assume_dense)
         raise
 
 
@@ -134,7 +136,7 @@ def _looks_like_path(name: str) -> bool:
     return name.startswith(starts) or name.endswith((".json", *separators))
 
 
-def _from_path(path: str) -> ModelEntry:
+def _from_path(path: str, assume_dense: bool) -> ModelEntry:
     if not isinstance(path, str):
         raise InputError("model: a path must be text")
     path = os.path.expanduser(path)
@@ -144,7 +146,9 @@ def _from_path(path: str) -> ModelEntry:
     if stem == "config":
         stem = os.path.basename(os.path.dirname(os.path.abspath(file))) or stem
     name = shorten(stem if extension == ".json" else stem + extension)
-    where = label(file)
+    where, given, left_out = label(file), config, ()
+    if assume_dense:
+        config, left_out = assumed_dense(config, where)
     model = parse_config(config, where)
     return ModelEntry(
         name=name,
@@ -158,8 +162,8 @@ def _from_path(path: str) -> ModelEntry:
         confidence="not checked against a published count",
         published={},
         sources={},
-        notes=caveats(config),
-        digest=digest(config),
+        notes=(*left_out, *caveats(config)),
+        digest=digest(given),
         path=file,
     )
 

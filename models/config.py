@@ -24,6 +24,7 @@ from perfmodel.models.attention import GroupedQueryAttention
 from perfmodel.models.layers import local_layers, routed_layers
 from perfmodel.models.mla import Indexer, LatentAttention
 from perfmodel.models.mlp import MixtureOfExperts, Mlp
+from perfmodel.models.plain import KIND, as_plain, caveat, decoder, has_sizes, is_known
 from perfmodel.models.quantization import quantization_notes, suggested_precision
 from perfmodel.models.sparsity import Layers, distinct, sparse_layers
 from perfmodel.models.streams import HyperConnections
@@ -90,12 +91,16 @@ _KEY_LIMIT = 1000
 _WIDTHS = ("word_embed_proj_dim", "v_head_dim")
 
 
-def parse_config(config: Mapping[str, Any], where: str = "config.json") -> Model:
+def parse_config(
+    config: Mapping[str, Any], where: str = "config.json", assume_dense: bool = False
+) -> Model:
     """Returns the network that a config.json describes, with exact Python integers.
 
     Args:
         config: the file's object.
         where: the file's name, for messages.
+        assume_dense: whether an unknown `model_type` is read as a plain dense decoder of the sizes
+            given; `assumed_dense` says what is then left out.
 
     Whatever it does not understand is an `InputError` of one line.
 
@@ -105,6 +110,8 @@ def parse_config(config: Mapping[str, Any], where: str = "config.json") -> Model
     >>> parameters(parse_config({"model_type": "llama", **sizes}))
     6738415616
     """
+    if assume_dense:
+        config, _ = assumed_dense(config, where)
     whole, place = config, where
     config, kind, arch, where = decoder_of(config, where)
     _refuse_traits(config, kind, arch, where)
@@ -113,6 +120,37 @@ def parse_config(config: Mapping[str, Any], where: str = "config.json") -> Model
     model = _model(config, kind, arch, where)
     suggested_precision(whole, place, model)
     return model
+
+
+def assumed_dense(
+    config: Mapping[str, Any], where: str = "config.json"
+) -> tuple[Mapping[str, Any], tuple[str, ...]]:
+    """Returns a config.json, and in words what of it is left out.
+
+    One of an unknown `model_type` becomes that of a plain dense decoder of its sizes, all of which
+    must be there; any other is returned as it is.
+
+    >>> sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    ...          "intermediate_size": 128, "vocab_size": 100, "max_position_embeddings": 512}
+    >>> plain, (note,) = assumed_dense({"model_type": "novel", "conv_kernel": 4, **sizes})
+    >>> plain == {"model_type": "llama", **sizes}, note.endswith("ignored: conv_kernel")
+    (True, True)
+    """
+    kind = config.get("model_type") if isinstance(config, Mapping) else None
+    if not isinstance(kind, str) or is_known(kind) or not all(isinstance(k, str) for k in config):
+        return config, ()
+    arch, inner = ARCHITECTURES[KIND], decoder(config)
+    if not all(isinstance(key, str) for key in inner):
+        return config, ()
+    for key in arch.required():
+        if key not in inner:
+            raise InputError(
+                f"{where}: {key} is missing{found(inner, key)}: a model_type that is not "
+                "understood is read as dense only where all sizes of a plain decoder are given"
+            )
+    _refuse_misspelt(inner, arch, where)
+    traits = {key for part in (config, inner) for _, key, _ in _traits(part)}
+    return as_plain(config), (caveat(config, traits),)
 
 
 def decoder_of(
@@ -463,6 +501,7 @@ def _architecture(config: Mapping[str, Any], where: str) -> tuple[str, Architect
         why = ": " + ", ".join(dict.fromkeys(reasons)) if reasons else ""
         raise InputError(
             f"{where}: model_type '{shorten(kind, 40)}' is not understood{why}; {_known(kind)}"
+            + ("; or --assume-dense" if has_sizes(config) else "")
         )
     arch = ARCHITECTURES[kind]
     classes = config.get("architectures")

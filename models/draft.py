@@ -42,7 +42,7 @@ def _projection(draft: Draft) -> Real:
 
 
 def _formats(draft: Draft, precision: Precision) -> Precision:
-    """Returns the formats of a draft layer: one without experts is stored as what is beside them."""
+    """Returns the formats of a draft layer: one without experts is stored as all beside them."""
     return precision if draft.layer.is_mixture else precision.without_experts()
 
 

@@ -245,11 +245,11 @@ def describe(body: "Body") -> tuple[str, dict[str, Any]]:
     return words, facts
 
 
-def model(name: str) -> Listing:
+def model(name: str, assume_dense: bool = False) -> Listing:
     """Returns one network: its shape, its counts, and the published ones."""
     from perfmodel.models.catalogue import load_model
 
-    entry = load_model(name)
+    entry = load_model(name, assume_dense)
     counts = _counts(entry)
     network = entry.model
     table = report.grid(("", "left"), ("", "left"))

@@ -36,6 +36,12 @@ app = typer.Typer(
 _ModelName = Annotated[
     str, typer.Argument(metavar="MODEL", help="Catalogue name, config.json, or a folder with one.")
 ]
+_Dense = Annotated[
+    bool,
+    typer.Option(
+        "--assume-dense", help="Read a config.json of unknown kind as a plain dense decoder."
+    ),
+]
 _Isl = Annotated[int, typer.Option(help="Prompt tokens.")]
 _Osl = Annotated[int, typer.Option(help="Output tokens.")]
 _Hit = Annotated[float, typer.Option(help="Share of the prompt already cached, 0 to below 1.")]
@@ -124,6 +130,15 @@ def _print_json(value: Any) -> None:
     from perfmodel import _json
 
     sys.stdout.write(_json.text(value) + "\n")
+
+
+def _network(model: str, assume_dense: bool) -> Any:
+    """Returns what the public functions take for a model: a name, or an entry where one is read."""
+    if not assume_dense:
+        return model
+    from perfmodel.models.catalogue import load_model
+
+    return load_model(model, assume_dense=True)
 
 
 def _working(what: str, quiet: bool = False) -> Any:
@@ -238,6 +253,7 @@ def estimate(
             help="Argument of that function, as 8,4096:bf16 (repeat for more).",
         ),
     ] = None,
+    assume_dense: _Dense = False,
     json: _Json = False,
 ) -> None:
     """Tell what one design achieves and what binds it.
@@ -267,12 +283,15 @@ def estimate(
         from perfmodel import report
 
         _ready()
-        found = perfmodel.estimate(model, chip, **options).assign_attrs(_command(context))
+        network = _network(model, assume_dense)
+        found = perfmodel.estimate(network, chip, **options).assign_attrs(_command(context))
         # The parts of a token's time are the operators', so the table opens them as well.
-        opened = perfmodel.operator_table(model, chip, **options) if operators or not json else None
+        opened = None
+        if operators or not json:
+            opened = perfmodel.operator_table(network, chip, **options)
         moved, files = None, {}
         if sensitivity:
-            moved = perfmodel.sensitivity(model, chip, **options).assign_attrs(_command(context))
+            moved = perfmodel.sensitivity(network, chip, **options).assign_attrs(_command(context))
             if out is not None and bool(moved["elasticity"].notnull().any()):
                 files = report.save_sensitivity(moved, out)
     if json:
@@ -374,6 +393,7 @@ def frontier(
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write frontier.nc, .png and .html there.")
     ] = None,
+    assume_dense: _Dense = False,
     json: _Json = False,
 ) -> None:
     """Find the plans worth having, for each chip.
@@ -397,7 +417,7 @@ def frontier(
             _ready()
             try:
                 found = perfmodel.frontier(
-                    model, chip, isl=isl, osl=osl, max_chips=max_chips,
+                    _network(model, assume_dense), chip, isl=isl, osl=osl, max_chips=max_chips,
                     prefix_hit=prefix_hit, engine=engine, x=x, y=y, per=per, descend=descend,
                     price=_prices(price),
                     ownership=ownership, electricity=electricity, pue=pue, lifetime=lifetime,
@@ -456,6 +476,7 @@ def size(
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write size.nc and size.json there.")
     ] = None,
+    assume_dense: _Dense = False,
     json: _Json = False,
 ) -> None:
     """Find the smallest deployment that serves a request rate.
@@ -472,7 +493,8 @@ def size(
         _ready()
         try:
             found = perfmodel.size(
-                model, chip or "all", rate=rate, isl=isl, osl=osl, prefix_hit=prefix_hit,
+                _network(model, assume_dense), chip or "all", rate=rate, isl=isl, osl=osl,
+                prefix_hit=prefix_hit,
                 slo_ttft=_time(slo_ttft, "--slo-ttft"), slo_tpot=_time(slo_tpot, "--slo-tpot"),
                 headroom=headroom, spare=spare, by=by, max_chips=max_chips, engine=engine,
                 price=_prices(price), **extra,
@@ -508,12 +530,15 @@ def chips(
 @app.command()
 def models(
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="One model in full.")] = None,
+    assume_dense: _Dense = False,
     json: _Json = False,
 ) -> None:
     """List models, or one in full."""
     from perfmodel import _listings
 
-    found = _listings.models() if name is None else _listings.model(name)
+    if name is None and assume_dense:
+        raise InputError("--assume-dense: name the config.json to read")
+    found = _listings.models() if name is None else _listings.model(name, assume_dense)
     _show(found, json)
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from perfmodel.errors import InputError
 from perfmodel.models.catalogue import load_model
-from perfmodel.models.config import ARCHITECTURES, caveats, parse_config
+from perfmodel.models.config import ARCHITECTURES, assumed_dense, caveats, parse_config
 from perfmodel.models.mlp import MixtureOfExperts, Mlp
 from perfmodel.models.quantization import suggested_precision
 from perfmodel.models.transformer import Model, active_parameters, parameters
@@ -526,8 +526,12 @@ ATTENTION = "model.layers.*.self_attn"
                        "language_model.model.layers.*.feed_forward.shared_expert",
                        "language_model.model.layers.*.feed_forward.gate_up_proj",
                        "language_model.model.layers.*.feed_forward.down_proj"), "bf16+fp8"),
+        (LLAMA, apart("fp8", ATTENTION), "bf16+fp8"),
+        (LLAMA, apart("modelopt", *(f"model.layers.{i}.self_attn*" for i in (0, 1, 10, 11)),
+                      "...truncated", quant_algo="NVFP4", kv_cache_quant_algo="FP8"),
+         "bf16/bf16/fp8+nvfp4"),
     ],
-    ids=range(11),
+    ids=range(13),
 )  # fmt: skip
 def test_formats_of_mixtures(config: dict, quantization: dict, formats: str):
     config = {**config, "quantization_config": quantization}
@@ -538,7 +542,11 @@ def test_formats_of_mixtures(config: dict, quantization: dict, formats: str):
 @pytest.mark.parametrize(
     ("config", "quantization", "reason"),
     [
-        (LLAMA, apart("fp8", ATTENTION), "only one format for all layers"),
+        (LLAMA, apart("fp8", "model.layers.*.mlp.up_proj"), "or for feed-forward layers alone"),
+        (LLAMA, apart("fp8", *(f"model.layers.{i}.self_attn" for i in (0, 2)), "...truncated"),
+         "the list is cut"),
+        (LLAMA, apart("fp8", *(f"model.layers.{i}.self_attn" for i in range(31))),
+         "31 of 32 attention layers are whole"),
         (QWEN_MOE, apart("fp8", "model.layers.0.self_attn"), "1 of 32 attention layers are whole"),
         (QWEN_MOE, apart("fp8", "model.layers.0.self_attn", "...truncated"), "the list is cut"),
         (QWEN_MOE, apart("fp8", "model.layers.*.self_attn.o_proj"), "0 of 32 attention"),
@@ -547,10 +555,83 @@ def test_formats_of_mixtures(config: dict, quantization: dict, formats: str):
         (GLM_MOE, apart("fp8", ATTENTION), "0 of 29 shared layers are whole"),
         (GLM_MOE, apart("fp8", "model.layers.*.mlp.shared_experts"), "0 of 32 attention layers"),
     ],
-    ids=range(8),
-)
+    ids=range(10),
+)  # fmt: skip
 def test_mixed_formats_that_are_refused(config: dict, quantization: dict, reason: str):
     assert reason in refusal({**config, "quantization_config": quantization})
+
+
+# ---- Plain decoders of unknown kinds, where asked for ----
+
+NOVEL = {**LLAMA, "model_type": "novel", "architectures": ["NovelForCausalLM"]}
+
+
+def test_an_unknown_kind_is_read_as_dense_only_where_asked_for():
+    message = refusal(NOVEL)
+    assert "model_type 'novel' is not understood" in message
+    assert message.endswith("; or --assume-dense")
+    assert parse_config(NOVEL, assume_dense=True) == parse_config(LLAMA)
+    # Of a known kind nothing changes, and what is not understood of it is refused.
+    assert assumed_dense(LLAMA) == (LLAMA, ())
+    with pytest.raises(InputError, match="num_experts 8 is not understood"):
+        parse_config({**LLAMA, "num_experts": 8}, assume_dense=True)
+
+
+@pytest.mark.parametrize(
+    ("more", "ignored"),
+    [
+        ({"rope_theta": 1e6, "bos_token_id": 1}, "no key that is known to count"),
+        ({"num_experts": 64, "conv_kernel": 4, "num_nextn_predict_layers": 0},
+         "num_experts, conv_kernel"),
+        ({"sliding_window": 4096, "layer_types": ["sliding_attention"] * 32},
+         "sliding_window, layer_types"),
+        ({f"expert_{i}": 8 for i in range(20)},
+         ", ".join(f"expert_{i}" for i in range(12)) + ", 8 more"),
+        ({"vision_config": {"hidden_size": 8}}, "vision_config"),
+    ],
+    ids=range(5),
+)  # fmt: skip
+def test_what_an_assumed_decoder_leaves_out_is_named(more: dict[str, Any], ignored: str):
+    plain, notes = assumed_dense({**NOVEL, **more})
+    assert parse_config(plain) == parse_config(LLAMA)
+    assert notes == (
+        f"model_type 'novel' is not understood: read as a plain dense decoder; ignored: {ignored}",
+    )
+
+
+def test_an_assumed_decoder_beside_an_encoder():
+    inner = {k: v for k, v in NOVEL.items() if k not in ("model_type", "architectures")}
+    outer = {"model_type": "novel", "vision_config": {"depth": 8}, "torch_dtype": "bfloat16"}
+    plain, notes = assumed_dense({**outer, "text_config": {**inner, "linear_key_head_dim": 128}})
+    assert parse_config(plain) == parse_config(LLAMA)
+    assert notes[0].endswith("; ignored: linear_key_head_dim, vision_config")
+
+
+@pytest.mark.parametrize(
+    ("lost", "more", "reason"),
+    [
+        ("num_hidden_layers", {"n_layer": 32}, "num_hidden_layers is missing (found n_layer): a"),
+        ("intermediate_size", {}, "read as dense only where all sizes of a plain decoder are"),
+        ("num_key_value_heads", {"num_kv_heads": 8}, "(nearest: num_key_value_heads)"),
+        ("model_type", {}, "model_type is missing"),
+        ("hidden_size", {"hidden_size": "64"}, "hidden_size must be a whole number"),
+    ],
+)  # fmt: skip
+def test_an_assumed_decoder_needs_its_sizes(lost: str, more: dict[str, Any], reason: str):
+    config = {key: value for key, value in NOVEL.items() if key != lost} | more
+    with pytest.raises(InputError) as caught:
+        parse_config(config, assume_dense=True)
+    assert reason in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_an_assumed_decoder_s_entry_says_so(tmp_path):
+    file = tmp_path / "novel.json"
+    file.write_text(json.dumps({**NOVEL, "num_experts": 8}))
+    entry = load_model(file, assume_dense=True)
+    assert entry.model == parse_config(LLAMA)
+    assert [note for note in entry.notes if "ignored: num_experts" in note]
+    with pytest.raises(InputError, match="novel.json: model_type 'novel' is not understood"):
+        load_model(file)
 
 
 # ---- Files ----

@@ -369,7 +369,7 @@ def test_past_the_kv_heads_only_their_projection_is_repeated():
 
 
 FORMATS = {
-    "mimo-v2-flash": "fp8",
+    "mimo-v2-flash": "fp8", "gemma-4-31b-nvfp4": "bf16/bf16/fp8+nvfp4",
     "gpt-oss-20b": "bf16+mxfp4/bf16", "gpt-oss-120b": "bf16+mxfp4/bf16",
     "qwen3-235b-a22b-fp8": "fp8", "minimax-m2": "fp8", "minimax-m2.5": "fp8",
     "deepseek-v3": "fp8", "deepseek-v3.2": "fp8", "kimi-k2": "fp8",
@@ -456,7 +456,7 @@ def test_models_of_one_structure_share_a_program():
         for fmt in ("bf16", "nvfp4"):
             count, *_ = counts(traced(model), traced(precision(fmt)), step, shard)
             assert count == pytest.approx(parameters(model), rel=1e-6)
-    assert traces == len({jax.tree.structure(load_model(name).model) for name in names()}) == 19
+    assert traces == len({jax.tree.structure(load_model(name).model) for name in names()}) == 20
 
 
 def test_the_file_s_expert_format_holds_until_weights_are_named():

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from perfmodel.errors import InputError
-from perfmodel.formats import precision
+from perfmodel.formats import precision, precision_numbers
 from perfmodel.models.attention import GroupedQueryAttention
 from perfmodel.models.catalogue import load_model
 from perfmodel.models.config import parse_config, sublayer_order
@@ -153,6 +153,34 @@ def test_gemma_4_26b_is_counted_by_hand():
     tokens = 10_000
     cached = 25 * 1024 * 2 * 8 * 256 + 5 * tokens * 2 * 2 * 512
     assert kv_bytes(model, BF16, tokens) == 2 * cached
+
+
+def test_gemma_4_31b_keeps_attention_in_16_bits():
+    # 50 layers with a window: 32 heads of 256 over 16. 10 that see all keys: 32 of 512 over 4,
+    # whose values are keys.
+    near = 5376 * 256 * (2 * 32 + 2 * 16) + 2 * 256
+    full = 5376 * 512 * (2 * 32 + 4) + 2 * 512
+    attention, dense = 50 * near + 10 * full, 60 * 3 * 5376 * 21504
+    rest = 60 * 4 * 5376 + 5376 + 262_144 * 5376
+    entry = load_model("gemma-4-31b-nvfp4")
+    assert parameters(entry.model) == attention + dense + rest == 30_697_345_280
+    # 4 bits and a scale of 8 for each 16 of feed-forward weights; 16 bits of all others.
+    assert str(entry.precision) == "bf16/bf16/fp8+nvfp4"
+    stored = weight_bytes(entry.model, precision_numbers(entry.precision))
+    assert stored == 2 * (attention + rest) + dense * 9 / 16
+    # Published with vision layers of about 0.57 billion in 16 bits: 32.7 GB.
+    assert 32.5e9 < stored + 2 * 0.57e9 < 32.75e9
+    # One byte of keys and of values each.
+    assert kv_bytes(entry.model, precision_numbers(entry.precision), 10_000) == (
+        50 * 1024 * 2 * 16 * 256 + 10 * 10_000 * 2 * 4 * 512
+    )
+    assert any("the list of layers kept in 16 bits is cut" in note for note in entry.notes)
+    ops = layer_operators(entry.model, Step(1, 100), Shard(), precision_numbers(entry.precision))
+    widths = {op.name: op.weight_bytes for op in ops if isinstance(op, Matmul)}
+    assert widths == {
+        "qkv_projection": 2, "output_projection": 2,
+        "up_projection": 0.5625, "down_projection": 0.5625,
+    }  # fmt: skip
 
 
 def test_mimo_v2_flash_is_counted_by_hand():
