@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from perfmodel._listings import describe
 from perfmodel.errors import InputError
 from perfmodel.formats import precision, precision_numbers
 from perfmodel.models.attention import GroupedQueryAttention
@@ -219,6 +220,23 @@ def test_step_3_7_has_more_heads_in_windows_and_a_gate_a_head():
     )  # fmt: skip
     assert isinstance(gate, Vector)
     assert (gate.reads, gate.writes) == (48 * 128 + 48, 48 * 128)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("falcon-7b", ["71 heads, 1 kv heads, width 64, beside its feed-forward layer"]),
+        ("mimo-v2-flash", ["64 heads, 4 kv heads, width 192, values of 128",
+                           "64 heads, 8 kv heads, width 192, values of 128, the last 128 keys"]),
+        ("gemma-4-26b-a4b", ["16 heads, 2 kv heads, width 512, values made of keys",
+                             "16 heads, 8 kv heads, width 256, the last 1024 keys"]),
+    ],
+)  # fmt: skip
+def test_listings_tell_kinds_of_attention_apart(name: str, words: list[str]):
+    found = [describe(block.body)[0] for block in load_model(name).model.attention]
+    assert found == [f"attention: {each}" for each in words]
+    body = parse_config(sharing(3)).attention[1].body
+    assert describe(body)[0] == "attention: 4 heads, 2 kv heads, width 32, an earlier cache"
 
 
 def test_step_s_published_layout_of_keys():
