@@ -26,6 +26,7 @@ from perfmodel.machine import (
     Mesh,
     Power,
     Products,
+    Scans,
 )
 from perfmodel.relax import Real, as_real, maximum, minimum
 from perfmodel.units import HOUR
@@ -126,6 +127,7 @@ def body(fields: Mapping[str, Real], constants: Mapping[str, Real]) -> Machine:
         context=ContextAttention(**part("context")),
         latent_decode=LatentDecode(**part("latent_decode")),
         latent_context=ContextAttention(**part("latent_context")),
+        scan=Scans(**part("scan")),
         memory=Memory(
             capacity=_vector(sizes),
             bandwidth=_vector(rates),

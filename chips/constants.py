@@ -67,6 +67,12 @@ _LATENT = (
     ),
 )
 
+_SCAN = (
+    Field("scan.stream", "1", "achieved share of bandwidth, recurrent layers", *_SHARE),
+    Field("scan.efficiency", "1", "achieved share of the 16-bit peak, recurrent", 1e-4, 3.0),
+    Field("scan.floor", "s", "time of the smallest recurrence", *_TIME),
+)
+
 CONSTANTS = (
     *(
         Field(f"kernels.{kind}.{name}", unit, f"{meaning}, {kind}", low, high)
@@ -95,6 +101,7 @@ CONSTANTS = (
     Field("decode.split_latency", "s", "extra time when keys are split", *_TIME),
     *_CONTEXT,
     *_LATENT,
+    *_SCAN,
     Field("fabric.oneshot_latency", "s", "one-shot all-reduce, 8 chips", *_TIME),
     Field("fabric.oneshot_growth", "1", "its growth with the group", -5.0, 5.0),
     Field("fabric.oneshot_efficiency", "1", "achieved share of the links, one-shot", *_SHARE),

@@ -22,9 +22,10 @@ Sparse = Literal["all", "steps", "after", "interleaved", "listed", "named"]
 `mlp_only_layers`; those from `first_k_dense_replace`; each `interleave_moe_layer_step`th; those
 with a 1 in `moe_layer_freq`; those in `moe_layers_enum`, else from `first_k_dense_replace`."""
 
-Sparsity = Literal["shared_index", "blocks", "compressed"]
+Sparsity = Literal["shared_index", "blocks", "compressed", "delta", "kimi"]
 """What attention sees where that is not all keys or near ones: those that an indexer chose, perhaps
-an earlier layer's; the best blocks of keys; near keys and compressed ones."""
+an earlier layer's; the best blocks of keys; near keys and compressed ones. Or which layers have a
+gated delta net, or Kimi delta attention, in its place."""
 
 _WINDOW_KEYS: Mapping[Windows, tuple[str, ...]] = {
     "late": ("max_window_layers",),
@@ -47,11 +48,23 @@ _SPARSITY_KEYS: Mapping[Sparsity, tuple[str, ...]] = {
         "index_share_for_mtp_iteration",
     ),
     "blocks": ("sparse_attention_config",),
+    "delta": (
+        "full_attention_interval", "linear_conv_kernel_dim", "linear_key_head_dim",
+        "linear_num_key_heads", "linear_num_value_heads", "linear_value_head_dim",
+        "mamba_ssm_dtype",
+    ),
+    "kimi": ("linear_attn_config", "mla_use_output_gate", "kv_lora_rank", "q_lora_rank"),
     "compressed": (
         "compress_ratios", "compress_rope_theta", "q_lora_rank", "qk_rope_head_dim", "o_lora_rank",
         "o_groups", "index_n_heads", "index_head_dim", "index_topk",
     ),
 }  # fmt: skip
+
+
+_PATTERN_KEYS = (
+    "mamba_num_heads", "mamba_head_dim", "ssm_state_size", "n_groups", "conv_kernel", "chunk_size",
+    "use_conv_bias", "mamba_ssm_cache_dtype", "mamba_proj_bias", "use_bias",
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +76,9 @@ class Routed:
     the key of that number; `shared_width`, the key of their width where it is not the same;
     `enabled`, a key that switches mixtures on, where there is one; `norms` of a mixture beyond
     those of any feed-forward layer; `hashed`, the key of how many first layers choose by token, not
-    by score, and so have no router bias.
+    by score, and so have no router bias; `shared_gate`, 1 where a product weighs the shared expert;
+    `latent`, the key of the width that experts work at where that is not the hidden one, and
+    `latent_norm`, a flag of a norm there.
     """
 
     experts: str
@@ -77,10 +92,14 @@ class Routed:
     enabled: str | None = None
     norms: int = 0
     hashed: str | None = None
+    shared_gate: int = 0
+    latent: str | None = None
+    latent_norm: Flag = 0
 
     def keys(self) -> tuple[str, ...]:
         """Returns the keys that are read."""
         keys = (self.router_bias, self.shared, self.shared_width, self.enabled, self.hashed)
+        keys = (*keys, self.latent, self.latent_norm)
         named = [key for key in keys if isinstance(key, str)]
         return (self.experts, self.width, self.top_k, *_SPARSE_KEYS[self.sparse], *named)
 
@@ -160,14 +179,16 @@ class Architecture:
     layers that have one, `typed` where `layer_types` overrides that; `window`, whether it acts
     without `use_sliding_window`; `window_default`, its size where absent; `latent` attention in
     place of grouped queries; `sparsity`, other choices of keys; `streams`, the key of the number
-    of residual streams; `expert_dtype`, the key of the format of routed experts where that is not
-    the rest's; `routed` experts; `fixed`, values that keys must have where
-    present; `repeated`, keys that may only repeat another.
+    of residual streams, and `residual_blocks` that of the layers of a block of residuals;
+    `expert_dtype`, the key of the format of routed experts where that is not the rest's; `routed`
+    experts; `fixed`, values that keys must have where present; `repeated`, keys that may only
+    repeat another.
 
     Where layers differ: `full` and `near`, attention that sees all keys or has a window;
     `kv_shared`, the key of how many last layers use the cache of an earlier one of their kind;
-    `gate`, a flag of gates per head; `blocks`, the key of a list with an object per layer.
-    `parallel` blocks; `multi_query`, a flag of one kv head for all, and the flag that overrules it;
+    `gate`, a flag of gates per head; `blocks`, the key of a list with an object per layer;
+    `pattern`, the key of a text with a letter per sublayer. `parallel` blocks; `multi_query`, a
+    flag of one kv head for all, and the flag that overrules it;
     `embedding_norm`, 1 where embeddings are normalised. `inner` and `longest`, the inner width in
     hidden ones and the longest context where a file does not give them, because its class has no
     such key or a fixed one; `spellings`, other names of keys; `harmless`, keys that change no count
@@ -207,6 +228,8 @@ class Architecture:
     sparsity: Sparsity | None = None
     streams: str | None = None
     expert_dtype: str | None = None
+    residual_blocks: str | None = None
+    pattern: str | None = None
     routed: Routed | None = None
     fixed: tuple[tuple[str, Any], ...] = ()
     repeated: tuple[tuple[str, str], ...] = ()
@@ -244,8 +267,16 @@ class Architecture:
         sparse = () if self.sparsity is None else _SPARSITY_KEYS[self.sparsity]
         parts = (self.full, self.near, self.parallel)
         kinds = [key for part in parts if part is not None for key in part.keys()]
-        single = (self.kv_shared, self.blocks, self.streams, self.expert_dtype)
+        single = (
+            self.kv_shared,
+            self.blocks,
+            self.streams,
+            self.residual_blocks,
+            self.expert_dtype,
+        )
         more = (*(self.multi_query or ()), *(key for key in single if key is not None))
+        if self.pattern is not None:
+            more = (*more, self.pattern, *_PATTERN_KEYS)
         return (
             self.kv_heads, "head_dim", *named, *switches, *windows, *latent, *sparse, *routed,
             *kinds, *more,
@@ -273,6 +304,22 @@ _QWEN3 = dataclasses.replace(
     output_bias="attention_bias",
     qk_norm=1,
     head_dim=128,
+)
+# Gated attention in every fourth layer, gated delta nets in the others.
+_QWEN3_NEXT = dataclasses.replace(
+    _QWEN3,
+    classes=("Qwen3NextForCausalLM",),
+    head_dim=None,
+    windows="none",
+    typed=False,
+    sparsity="delta",
+    routed=Routed(
+        "num_experts",
+        sparse="steps",
+        shared=1,
+        shared_width="shared_expert_intermediate_size",
+        shared_gate=1,
+    ),
 )
 _BIASED = Architecture((), gates=1, qkv_bias=1, output_bias=1, mlp_bias=1, norm_vectors=2)
 _GEMMA2 = Architecture(
@@ -404,6 +451,47 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         typed=False,
         routed=Routed("num_experts", sparse="steps"),
     ),
+    "qwen3_next": _QWEN3_NEXT,
+    "qwen3_5": dataclasses.replace(
+        _QWEN3_NEXT,
+        classes=("Qwen3_5ForConditionalGeneration",),
+        nested="text_config",
+        routed=None,
+        fixed=(("attn_output_gate", True),),
+    ),
+    "qwen3_5_moe": dataclasses.replace(
+        _QWEN3_NEXT,
+        classes=("Qwen3_5MoeForConditionalGeneration",),
+        nested="text_config",
+        intermediate="moe_intermediate_size",
+        fixed=(("attn_output_gate", True),),
+    ),
+    "nemotron_h": Architecture(
+        ("NemotronHForCausalLM",),
+        activation="mlp_hidden_act",
+        gates=1,
+        qkv_bias="attention_bias",
+        output_bias="attention_bias",
+        mlp_bias="mlp_bias",
+        pattern="hybrid_override_pattern",
+        routed=Routed(
+            "n_routed_experts",
+            router_bias=1,
+            shared="n_shared_experts",
+            shared_width="moe_shared_expert_intermediate_size",
+            latent="moe_latent_size",
+        ),
+        fixed=(("sliding_window", None), ("mamba_hidden_act", "silu")),
+        spellings=(("head_dim", "attention_head_dim"),),
+        harmless=(
+            "expand",
+            "mamba_hidden_act",
+            "use_mamba_kernels",
+            "mtp_hybrid_override_pattern",
+            "mtp_layers_block_type",
+            "moe_shared_expert_overlap",
+        ),
+    ),
     "gpt_oss": Architecture(
         ("GptOssForCausalLM",),
         qkv_bias="attention_bias",
@@ -442,6 +530,31 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         classes=("KimiK25ForConditionalGeneration",),
         nested="text_config",
         decoder="kimi_k2",
+    ),
+    "kimi_k3": dataclasses.replace(
+        _DEEPSEEK,
+        classes=("KimiK3ForConditionalGeneration",),
+        nested="text_config",
+        decoder="kimi_linear",
+        sparsity="kimi",
+        residual_blocks="attn_res_block_size",
+        routed=Routed(
+            "num_experts",
+            top_k="num_experts_per_token",
+            sparse="after",
+            router_bias=1,
+            shared="num_shared_experts",
+            latent="routed_expert_hidden_size",
+            latent_norm="latent_moe_use_norm",
+        ),
+        fixed=(("moe_layer_freq", 1), ("topk_method", "noaux_tc"), ("mla_use_nope", True)),
+        harmless=(
+            "moe_renormalize",
+            "moe_router_activation_func",
+            "num_expert_group",
+            "activation_situ_beta",
+            "activation_situ_linear_beta",
+        ),
     ),
     "glm_moe_dsa": dataclasses.replace(
         _DEEPSEEK,

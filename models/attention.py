@@ -105,17 +105,21 @@ class GroupedQueryAttention(eqx.Module):
 
     def vectors(self, hidden: Real) -> Real:
         """Returns the elements of biases, norms and sinks."""
-        qkv = self.heads * self.head_dim + self.kv_heads * self.kv_columns
-        norms = self.qk_weights + self.sinks * self.heads
+        return self._vectors(hidden, self.heads, self.kv_heads)
+
+    def _vectors(self, hidden: Real, heads: Real, kv_heads: Real) -> Real:
+        qkv = heads * self.head_dim + kv_heads * self.kv_columns
+        norms = self.qk_weights + self.sinks * heads
         return self.qkv_bias * qkv + self.output_bias * hidden + norms
 
     def weight_bytes(self, hidden: Real, precision: Precision, shard: Shard) -> Real:
         """Returns bytes of weights on one rank [B]; kv heads are replicated past their number."""
-        heads = divide(self.heads, shard.attention_ranks)
-        columns = heads * self.query_columns + self._kv_heads(shard) * self.kv_columns
+        heads, kv_heads = divide(self.heads, shard.attention_ranks), self._kv_heads(shard)
+        columns = heads * self.query_columns + kv_heads * self.kv_columns
         elements = hidden * (columns + heads * self.value_width)
         scales = (columns + hidden) * precision.column_bytes
-        return elements * precision.weight_bytes + scales + 2 * self.vectors(hidden)
+        vectors = self._vectors(hidden, heads, kv_heads)
+        return elements * precision.weight_bytes + scales + 2 * vectors
 
     def _kv_heads(self, shard: Shard) -> Real:
         """Returns kv heads that one rank projects; context ranks project them as without."""
@@ -164,7 +168,7 @@ class GroupedQueryAttention(eqx.Module):
             return chunk.pairs, chunk.keys
         count = window_pairs if self.span == "window" else chunk_pairs
         pairs = count(chunk.new, chunk.cached, self.window) * chunk.share
-        return pairs, minimum(chunk.keys, self.window + chunk.queries)
+        return pairs, minimum(chunk.keys, self.window + chunk.queries - 1)
 
     def operators(self, hidden: Real, step: Step, shard: Shard, precision: Precision) -> Operators:
         """Returns the operators of one layer on one rank."""

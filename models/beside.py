@@ -31,8 +31,12 @@ def read_draft(config: Mapping[str, Any], where: str = "config.json") -> Draft |
     if not count:
         return None
     model = parse_config(config, where)
-    order = sublayer_order(config, where)
-    mixer, feed_forward = (model.blocks[i].body for i in order[-2:])
+    if arch.pattern is not None:
+        # As their own pattern has it: one that attends, and experts.
+        mixer, feed_forward = model.attention[0].body, model.feed_forward[-1].body
+    else:
+        order = sublayer_order(config, where)
+        mixer, feed_forward = (model.blocks[i].body for i in order[-2:])
     layers = special_layers(decoder, arch, where)
     if layers is not None:
         mixer = draft_attention(decoder, arch, layers, where)

@@ -60,9 +60,9 @@ class BlockSparseAttention(GroupedQueryAttention):
         """Returns the elements of the weight matrices."""
         return super().matrices(hidden) + hidden * (self.index.heads + 1) * self.index.width
 
-    def vectors(self, hidden: Real) -> Real:
-        """Returns the elements of biases and norms, those of index queries and keys among them."""
-        return super().vectors(hidden) + 2 * self.index.width
+    def _vectors(self, hidden: Real, heads: Real, kv_heads: Real) -> Real:
+        # Norms of index queries and keys are on every rank.
+        return super()._vectors(hidden, heads, kv_heads) + 2 * self.index.width
 
     def weight_bytes(self, hidden: Real, precision: Precision, shard: Shard) -> Real:
         """Returns bytes of weights on one rank [B]; the index key's product is on every rank."""

@@ -30,7 +30,8 @@ from perfmodel.catalog import (
 from perfmodel.errors import InputError, shorten
 from perfmodel.formats import PrecisionName
 from perfmodel.models.beside import read_draft, read_encoder
-from perfmodel.models.config import assumed_dense, caveats, parse_config, sublayer_order
+from perfmodel.models.config import caveats, parse_config, sublayer_order
+from perfmodel.models.dense import as_dense
 from perfmodel.models.draft import Draft
 from perfmodel.models.encoder import Encoder
 from perfmodel.models.quantization import suggested_precision
@@ -48,6 +49,9 @@ says what the publisher counts otherwise.
 
 _TEXTS = ("name", "title", "source", "confidence")
 
+_TABLES = {"embedding": 1, "embedding and output head": 2}
+"""What the `without` of a published count may name, and how many tables that is."""
+
 
 @dataclasses.dataclass(frozen=True)
 class ModelEntry:
@@ -56,8 +60,9 @@ class ModelEntry:
     Fields: the `model`, exact; the `order` of its sublayers, as indices into its blocks; `draft`
     layers and the `encoder` of images beside it, None where its file describes none; `precision`
     that its file asks for; `source` of the config.json and `confidence` in it; `published` counts
-    and their `sources` (none for a user's own file); `notes` on what the file asks for beyond the
-    model; a `digest` of the file's values, and the `path` it was read from.
+    and their `sources` (none for a user's own file), with the number of tables (embedding, output
+    head) that the published active count is `active_without`; `notes` on what the file asks for
+    beyond the model; a `digest` of the file's values, and the `path` it was read from.
     """
 
     name: str
@@ -74,6 +79,7 @@ class ModelEntry:
     notes: tuple[str, ...]
     digest: str
     path: str
+    active_without: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,6 +92,7 @@ class _Card:
     published: Mapping[str, Number]
     sources: Mapping[str, Source]
     config: Traversable
+    active_without: int
 
 
 def names() -> tuple[str, ...]:
@@ -107,13 +114,12 @@ def aliases() -> Mapping[str, tuple[str, ...]]:
     return {name: card.aliases for name, card in _cards().items()}
 
 
-def load_model(name: str | os.PathLike[str], assume_dense: bool = False) -> ModelEntry:
+def load_model(name: str | os.PathLike[str], *, assume_dense: bool = False) -> ModelEntry:
     """Returns a network by catalogue name or alias, or from a config.json or a folder with one.
 
     Case and punctuation of names don't matter. A name of the catalogue wins over a file or folder
-    of that name: write `./name` for the latter. With `assume_dense`, a file of an unknown
-    `model_type` is read as a plain dense decoder of its sizes, and a note of the entry names what
-    it says besides.
+    of that name: write `./name` for the latter. With `assume_dense`, a file that is not understood
+    is read as a plain dense decoder (`perfmodel.models.dense`), and `notes` say what was ignored.
 
     >>> load_model("meta-llama/Llama-3.1-70B").name
     'llama-3.1-70b'
@@ -141,15 +147,20 @@ def _from_path(path: str, assume_dense: bool) -> ModelEntry:
         raise InputError("model: a path must be text")
     path = os.path.expanduser(path)
     file = os.path.join(path, "config.json") if os.path.isdir(path) else path
-    config = read_json(file)
+    config = read_json(file, infinite=True)
     stem, extension = os.path.splitext(os.path.basename(file))
     if stem == "config":
         stem = os.path.basename(os.path.dirname(os.path.abspath(file))) or stem
     name = shorten(stem if extension == ".json" else stem + extension)
-    where, given, left_out = label(file), config, ()
-    if assume_dense:
-        config, left_out = assumed_dense(config, where)
-    model = parse_config(config, where)
+    where = label(file)
+    dense: tuple[str, ...] = ()
+    try:
+        model = parse_config(config, where)
+    except InputError:
+        if not assume_dense:
+            raise
+        config, note = as_dense(config, where)
+        model, dense = parse_config(config, where), (note,)
     return ModelEntry(
         name=name,
         title=name,
@@ -162,8 +173,8 @@ def _from_path(path: str, assume_dense: bool) -> ModelEntry:
         confidence="not checked against a published count",
         published={},
         sources={},
-        notes=(*left_out, *caveats(config)),
-        digest=digest(given),
+        notes=(*dense, *caveats(config)),
+        digest=digest(config),
         path=file,
     )
 
@@ -172,7 +183,7 @@ def _from_path(path: str, assume_dense: bool) -> ModelEntry:
 def _from_catalogue(name: str) -> ModelEntry:
     card = _cards()[name]
     where = label(card.config)
-    config = read_json(card.config)
+    config = read_json(card.config, infinite=True)
     model = parse_config(config, where)
     return ModelEntry(
         name=name,
@@ -189,6 +200,7 @@ def _from_catalogue(name: str) -> ModelEntry:
         notes=caveats(config),
         digest=digest(config),
         path=f"models/catalog/{card.config.name}",
+        active_without=card.active_without,
     )
 
 
@@ -215,10 +227,15 @@ def _card(table: Mapping[str, Any], config: Traversable, where: str) -> _Card:
         raise InputError(f"{where}: aliases must be a list of names")
     sources = parse_sources(table.get("sources", {}), where)
     numbers = {key: table[key] for key in counts if key in table}
+    active = numbers.get("active_parameters")
+    without = active.get("without") if isinstance(active, dict) else None
+    if without is not None and without not in tuple(_TABLES):
+        raise InputError(f"{where}: active_parameters: without must be {' or '.join(_TABLES)}")
     return _Card(
         aliases=tuple(as_text(alias, f"{where}: aliases") for alias in other),
-        published=parse_numbers(numbers, PUBLISHED, sources, where),
+        published=parse_numbers(numbers, PUBLISHED, sources, where, ("without",)),
         sources=sources,
         config=config,
+        active_without=0 if without is None else _TABLES[without],
         **texts,
     )

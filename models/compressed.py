@@ -122,7 +122,7 @@ class CompressedAttention(eqx.Module):
         keys = 0 if self.index is None else divide(entries * self.index.width, self.width)
         return near + entries + keys
 
-    def state_bytes(self) -> Real:
+    def state_bytes(self, shard: Shard) -> Real:
         """Returns bytes that a sequence takes on every rank beside its cached vectors [B].
 
         What compressors hold of the tokens that entries to come weigh: values and weights, in 32
@@ -130,6 +130,7 @@ class CompressedAttention(eqx.Module):
         524,288 B; sparse, ratio 4: 8 · 2 · 2 · (512 + 128) · 4 B = 81,920 B. Source: vLLM, class
         CompressorStateCache; inference code of DeepSeek-V4 (class Compressor).
         """
+        del shard
         if self.ratio is None:
             return 0
         widths = self.width + (0 if self.index is None else self.index.width)

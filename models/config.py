@@ -21,13 +21,14 @@ from perfmodel.errors import InputError, nearest, shorten
 from perfmodel.models._values import SYNONYMS, found, is_off, show, size, switch
 from perfmodel.models.architectures import ARCHITECTURES, Architecture, Latent, Routed
 from perfmodel.models.attention import GroupedQueryAttention
+from perfmodel.models.hybrids import mamba, spelt
+from perfmodel.models.hybrids import pattern as letters
 from perfmodel.models.layers import local_layers, routed_layers
 from perfmodel.models.mla import Indexer, LatentAttention
 from perfmodel.models.mlp import MixtureOfExperts, Mlp
-from perfmodel.models.plain import KIND, as_plain, caveat, decoder, has_sizes, is_known
-from perfmodel.models.quantization import quantization_notes, suggested_precision
+from perfmodel.models.quantization import is_cut, suggested_precision
 from perfmodel.models.sparsity import Layers, distinct, sparse_layers
-from perfmodel.models.streams import HyperConnections
+from perfmodel.models.streams import BlockResiduals, HyperConnections
 from perfmodel.models.transformer import Block, Model
 from perfmodel.models.variants import (
     borrowed_layers,
@@ -78,7 +79,7 @@ _DRAFT_LAYERS = ("num_nextn_predict_layers", "num_mtp_modules", "mtp_num_hidden_
 
 _ACTIVATIONS = (
     "silu", "swish", "gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "gelu_python",
-    "quick_gelu", "relu", "relu2", "relu6", "mish", "tanh",
+    "quick_gelu", "relu", "relu2", "relu6", "mish", "tanh", "situ",
 )  # fmt: skip
 
 # Largest sizes believed, far above any network built.
@@ -87,20 +88,17 @@ _LIMITS = {
     "context": 10**9,
 }  # fmt: skip
 _KEY_LIMIT = 1000
+_SHOWN = 24
 # Keys that may only repeat the hidden width and the head width.
 _WIDTHS = ("word_embed_proj_dim", "v_head_dim")
 
 
-def parse_config(
-    config: Mapping[str, Any], where: str = "config.json", assume_dense: bool = False
-) -> Model:
+def parse_config(config: Mapping[str, Any], where: str = "config.json") -> Model:
     """Returns the network that a config.json describes, with exact Python integers.
 
     Args:
         config: the file's object.
         where: the file's name, for messages.
-        assume_dense: whether an unknown `model_type` is read as a plain dense decoder of the sizes
-            given; `assumed_dense` says what is then left out.
 
     Whatever it does not understand is an `InputError` of one line.
 
@@ -110,8 +108,6 @@ def parse_config(
     >>> parameters(parse_config({"model_type": "llama", **sizes}))
     6738415616
     """
-    if assume_dense:
-        config, _ = assumed_dense(config, where)
     whole, place = config, where
     config, kind, arch, where = decoder_of(config, where)
     _refuse_traits(config, kind, arch, where)
@@ -122,37 +118,6 @@ def parse_config(
     return model
 
 
-def assumed_dense(
-    config: Mapping[str, Any], where: str = "config.json"
-) -> tuple[Mapping[str, Any], tuple[str, ...]]:
-    """Returns a config.json, and in words what of it is left out.
-
-    One of an unknown `model_type` becomes that of a plain dense decoder of its sizes, all of which
-    must be there; any other is returned as it is.
-
-    >>> sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
-    ...          "intermediate_size": 128, "vocab_size": 100, "max_position_embeddings": 512}
-    >>> plain, (note,) = assumed_dense({"model_type": "novel", "conv_kernel": 4, **sizes})
-    >>> plain == {"model_type": "llama", **sizes}, note.endswith("ignored: conv_kernel")
-    (True, True)
-    """
-    kind = config.get("model_type") if isinstance(config, Mapping) else None
-    if not isinstance(kind, str) or is_known(kind) or not all(isinstance(k, str) for k in config):
-        return config, ()
-    arch, inner = ARCHITECTURES[KIND], decoder(config)
-    if not all(isinstance(key, str) for key in inner):
-        return config, ()
-    for key in arch.required():
-        if key not in inner:
-            raise InputError(
-                f"{where}: {key} is missing{found(inner, key)}: a model_type that is not "
-                "understood is read as dense only where all sizes of a plain decoder are given"
-            )
-    _refuse_misspelt(inner, arch, where)
-    traits = {key for part in (config, inner) for _, key, _ in _traits(part)}
-    return as_plain(config), (caveat(config, traits),)
-
-
 def decoder_of(
     config: Mapping[str, Any], where: str
 ) -> tuple[Mapping[str, Any], str, Architecture, str]:
@@ -160,6 +125,8 @@ def decoder_of(
     kind, arch = _architecture(config, where)
     if arch.nested is not None and not (arch.flat and arch.nested not in config):
         config, where = _nested(config, kind, arch, where)
+    if arch.pattern is not None:
+        config = spelt(config, arch.pattern, where)
     return respelt(config, arch, where), kind, arch, where
 
 
@@ -214,8 +181,17 @@ def _model(config: Mapping[str, Any], kind: str, arch: Architecture, where: str)
     _check_fixed(config, kind, arch, sizes, where)
     if arch.blocks is not None:
         blocks, _ = _listed(config, arch, hidden, where)
+    elif arch.pattern is not None:
+        blocks, _ = _patterned(config, arch, hidden, where)
     else:
         blocks = (*attention, *_feed_forward(config, arch, hidden, layers, where))
+    if not mixtures:
+        blocks = tuple(
+            dataclasses.replace(block, body=dataclasses.replace(block.body, apart=True))
+            if isinstance(block.body, Mlp)
+            else block
+            for block in blocks
+        )
     return Model(
         hidden=hidden,
         vocabulary=vocabulary,
@@ -227,10 +203,47 @@ def _model(config: Mapping[str, Any], kind: str, arch: Architecture, where: str)
         norms=arch.norms,
         positions=0 if arch.positions is None else context + arch.positions,
         extra_norms=extra_norms(config, arch, layers, mixtures, where),
-        streams=None
-        if arch.streams is None
-        else HyperConnections(size(config, arch.streams, where, 1000)),
+        streams=_streams(config, arch, where),
     )
+
+
+def _streams(
+    config: Mapping[str, Any], arch: Architecture, where: str
+) -> HyperConnections | BlockResiduals | None:
+    """Returns how sublayers connect where that is not by one residual."""
+    if arch.streams is not None:
+        return HyperConnections(size(config, arch.streams, where, 1000))
+    if arch.residual_blocks is None or config.get(arch.residual_blocks) is None:
+        return None
+    return BlockResiduals(size(config, arch.residual_blocks, where, _LIMITS["layers"]))
+
+
+def _patterned(
+    config: Mapping[str, Any], arch: Architecture, hidden: int, where: str
+) -> tuple[tuple[Block, ...], tuple[int, ...]]:
+    """Returns the blocks of a network whose sublayers a text names, mixers first, and their order.
+
+    Each sublayer counts as a layer, as its publisher has it.
+    """
+    assert arch.pattern is not None
+    layers = size(config, arch.layers, where, _LIMITS["layers"])
+    kinds = letters(config, arch.pattern, layers, where)
+    bodies: dict[str, Any] = {}
+    if "attention" in kinds:
+        bodies["attention"] = _grouped(config, arch, hidden, where)
+    if "mamba" in kinds:
+        bodies["mamba"] = mamba(config, where)
+    if "feed-forward" in kinds:
+        width = size(config, arch.intermediate, where)
+        bodies["feed-forward"] = Mlp(width, arch.gates, flag(config, arch, arch.mlp_bias, where))
+    if "experts" in kinds:
+        assert arch.routed is not None
+        bodies["experts"] = _experts(config, arch, arch.routed, where)
+    if not {"attention", "mamba"} & set(kinds):
+        raise InputError(f"{where}: {arch.pattern} names no layer that mixes tokens")
+    places = list(bodies)
+    blocks = tuple(Block(kinds.count(kind), body) for kind, body in bodies.items())
+    return blocks, tuple(places.index(kind) for kind in kinds)
 
 
 def _listed(
@@ -275,7 +288,7 @@ def _sparse(
     if arch.sparsity is not None and arch.latent is not None:
         heads = size(config, arch.heads, where, _LIMITS["heads"])
         plain = _latent(config, arch.latent, heads, where)
-    elif arch.sparsity == "blocks":
+    elif arch.sparsity in ("blocks", "delta"):
         plain = _grouped(config, arch, size(config, arch.hidden, where), where)
         if flag(config, arch, arch.qk_norm, where):
             plain = dataclasses.replace(plain, qk_norm=1, qk_weights=2 * plain.head_dim)
@@ -366,6 +379,8 @@ def sublayer_order(config: Mapping[str, Any], where: str = "config.json") -> tup
     if arch.blocks is not None:
         hidden = size(config, arch.hidden, where)
         return _listed(config, arch, hidden, where)[1]
+    if arch.pattern is not None:
+        return _patterned(config, arch, size(config, arch.hidden, where), where)[1]
     context = _context(config, arch, where)
     special = _sparse(config, arch, layers, where)
     if special is not None:
@@ -431,6 +446,9 @@ def _experts(
         key = shared
         off = key in config and config[key] is None
         shared = 0 if off else size(config, key, where, _LIMITS["experts"], low=0)
+    latent = None
+    if routed.latent is not None and config.get(routed.latent) is not None:
+        latent = size(config, routed.latent, where)
     return MixtureOfExperts(
         experts=experts,
         top_k=top_k,
@@ -439,6 +457,9 @@ def _experts(
         bias=routed.bias,
         router_bias=flag(config, arch, routed.router_bias, where),
         shared=Mlp(shared * beside, gates=arch.gates) if shared else None,
+        shared_gate=routed.shared_gate if shared else 0,
+        latent=latent,
+        latent_norm=0 if latent is None else flag(config, arch, routed.latent_norm, where),
     )
 
 
@@ -467,16 +488,19 @@ def caveats(config: Mapping[str, Any]) -> tuple[str, ...]:
             notes.append("draft steps after the first are counted with an indexer run of their own")
     if nested is not None:
         notes.append("only the decoder is counted, not the vision layers beside it")
+    if is_cut(config):
+        notes.append("the list of what is not quantised was cut: what it shows is taken for all")
     if not is_off(config.get("auto_map")):
         plain = shorten(kind)
         notes.append(f"auto_map points at remote code: ignored, read as a plain '{plain}'")
-    return (*notes, *quantization_notes(config))
+    return tuple(notes)
 
 
 def _known(kind: str = "") -> str:
     close = difflib.get_close_matches(kind.lower()[:80], ARCHITECTURES, n=3, cutoff=0.6)
     rest = [name for name in ARCHITECTURES if name not in close]
-    return "known: " + ", ".join([*close, *rest])
+    shown = [*close, *rest][:_SHOWN]
+    return f"known: {', '.join(shown)} and {len(ARCHITECTURES) - len(shown)} more"
 
 
 def _architecture(config: Mapping[str, Any], where: str) -> tuple[str, Architecture]:
@@ -501,7 +525,6 @@ def _architecture(config: Mapping[str, Any], where: str) -> tuple[str, Architect
         why = ": " + ", ".join(dict.fromkeys(reasons)) if reasons else ""
         raise InputError(
             f"{where}: model_type '{shorten(kind, 40)}' is not understood{why}; {_known(kind)}"
-            + ("; or --assume-dense" if has_sizes(config) else "")
         )
     arch = ARCHITECTURES[kind]
     classes = config.get("architectures")

@@ -10,6 +10,7 @@ checkpoints that store them again (DeepSeek-V3's) hold two tables more than coun
 import equinox as eqx
 
 from perfmodel.formats import Precision
+from perfmodel.models.streams import HyperConnections
 from perfmodel.models.transformer import (
     Model,
     decoder_parameters,
@@ -33,17 +34,13 @@ class Draft(eqx.Module):
 
     @property
     def _streams(self) -> Real:
-        return 1 if self.layer.streams is None else self.layer.streams.streams
+        streams = self.layer.streams
+        return streams.streams if isinstance(streams, HyperConnections) else 1
 
 
 def _projection(draft: Draft) -> Real:
     """Returns the elements of one layer's product of embedding and hidden state."""
     return 2 * draft.layer.hidden * draft.layer.hidden
-
-
-def _formats(draft: Draft, precision: Precision) -> Precision:
-    """Returns the formats of a draft layer: one without experts is stored as all beside them."""
-    return precision if draft.layer.is_mixture else precision.without_experts()
 
 
 def _input_norms(draft: Draft) -> Real:
@@ -66,7 +63,7 @@ def draft_weight_bytes(draft: Draft, precision: Precision, shard: Shard | None =
     cut = Shard() if shard is None else shard
     h = draft.layer.hidden
     product = _projection(draft) * precision.weight_bytes + h * precision.column_bytes
-    layer = decoder_weight_bytes(draft.layer, _formats(draft, precision), cut)
+    layer = decoder_weight_bytes(draft.layer, precision, cut)
     return draft.count * (layer + product + 2 * _input_norms(draft))
 
 
@@ -97,6 +94,6 @@ def draft_operators(draft: Draft, step: Step, shard: Shard, precision: Precision
         )
     return (
         *first,
-        *layer_operators(draft.layer, step, shard, _formats(draft, precision)),
+        *layer_operators(draft.layer, step, shard, precision),
         *head_operators(draft.layer, step, shard, precision),
     )

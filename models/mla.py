@@ -10,6 +10,8 @@ Sparse attention (DeepSeek-V3.2) scores all earlier tokens with a small indexer 
 `top_k` best, in the absorbed form for prompts as well, as its kernels do.
 """
 
+from typing import Any
+
 import equinox as eqx
 
 from perfmodel.formats import Precision
@@ -56,7 +58,8 @@ class LatentAttention(eqx.Module):
     queries' own latent vector, None where they come straight from the hidden state; `index` the
     indexer of sparse attention, None where every token sees all before it. `chosen` is the number
     of keys taken over from the choice of an earlier layer (GLM-5.2's "shared" layers, which have
-    neither indexer nor index keys: transformers, class GlmMoeDsaAttention), else None.
+    neither indexer nor index keys: transformers, class GlmMoeDsaAttention), else None. `gated`
+    is static: a gate per element of the result, made of the hidden state (Kimi K3).
 
     Products into latent space are on every rank, the others are cut by heads. The cache cannot be
     cut by heads: every rank of an attention group holds it whole, or its share of the tokens where
@@ -71,6 +74,7 @@ class LatentAttention(eqx.Module):
     v_width: Real
     index: Indexer | None = None
     chosen: Real | None = None
+    gated: bool = eqx.field(static=True, default=False, kw_only=True)
 
     @property
     def top_k(self) -> Real | None:
@@ -97,7 +101,8 @@ class LatentAttention(eqx.Module):
     def _per_head(self, hidden: Real) -> Real:
         """Returns the elements of one head's matrices: out of latent space, and of the output."""
         queries = self._query_inner(hidden) * self.qk_width
-        return queries + self.kv_rank * (self.nope_width + self.v_width) + self.v_width * hidden
+        results = (1 + self.gated) * self.v_width * hidden
+        return queries + self.kv_rank * (self.nope_width + self.v_width) + results
 
     def matrices(self, hidden: Real) -> Real:
         """Returns the elements of the weight matrices."""
@@ -115,7 +120,8 @@ class LatentAttention(eqx.Module):
         """Returns bytes of weights on one rank [B]."""
         heads = divide(self.heads, shard.attention_ranks)
         elements = hidden * self._down() + heads * self._per_head(hidden)
-        columns = self._down() + hidden + heads * (self.qk_width + self.nope_width + self.v_width)
+        values = (1 + self.gated) * self.v_width
+        columns = self._down() + hidden + heads * (self.qk_width + self.nope_width + values)
         if self.index is not None:
             index = self.index
             elements = elements + index.matrices(hidden, self._query_inner(hidden))
@@ -207,10 +213,23 @@ class LatentAttention(eqx.Module):
                 "value_expansion", group, absorbed, self.v_width, self.kv_rank, *weights,
                 groups=heads, count=called,
             ),
+            *self._gate(group, heads, hidden, rows, weights),
             Matmul("output_projection", group, rows, hidden, heads * self.v_width, *weights),
             Collective("attention_all_reduce", group, "all_reduce", rows, hidden, ranks),
         ]  # fmt: skip
         return tuple(ops)
+
+    def _gate(
+        self, group: str, heads: Real, hidden: Real, rows: Real, weights: tuple[Any, ...]
+    ) -> Operators:
+        """Returns the product that makes a gate per element of the result, and its use."""
+        if not self.gated:
+            return ()
+        results = heads * self.v_width
+        return (
+            Matmul("gate_projection", group, rows, results, hidden, *weights),
+            Vector("output_gate", group, rows, 2 * results, results, 5 * results),
+        )
 
     def _decode_operators(
         self, group: str, heads: Real, step: Step, shard: Shard, precision: Precision

@@ -1,21 +1,13 @@
 """Feed-forward layers: gated (three matrices) or plain (two), and mixtures of experts."""
 
-import math
-
 import equinox as eqx
-import jax.numpy as jnp
+from jax import Array
 
 from perfmodel.formats import Precision
+from perfmodel.models.routing import busiest_power_law_share, busiest_share, distinct_experts
 from perfmodel.operators import Collective, CollectiveKind, Matmul, Operators, Vector
-from perfmodel.relax import Real, as_real, divide, inverse, minimum
+from perfmodel.relax import Real, divide, inverse, minimum
 from perfmodel.step import Shard, Step
-
-ROUTING_SKEW = 0.8
-"""Largest of n normal deviations over the asymptote √(2 ln n): 0.70 at n = 8, 0.81 at 64.
-Source: expected largest of n standard normals, 1.424 at n = 8, 2.343 at n = 64 (order statistics).
-"""
-
-_KINK = 0.01
 
 
 def gather_rows(
@@ -44,9 +36,12 @@ def reduce_rows(
 class Mlp(eqx.Module):
     """A feed-forward layer; `gates` is 2 where a gate multiplies the up projection, else 1.
 
-    Parameters: (gates + 1) × hidden × intermediate, so a SwiGLU layer has three matrices.
+    Parameters: (gates + 1) × hidden × intermediate, so a SwiGLU layer has three matrices. `apart`
+    is static: in a network without mixtures its formats are those of routed experts in others,
+    which checkpoints often store in fewer bits than attention.
     """
 
+    apart: bool = eqx.field(static=True, default=False, kw_only=True)
     intermediate: Real
     gates: Real = 2
     bias: Real = 0
@@ -59,12 +54,25 @@ class Mlp(eqx.Module):
         """Returns the elements of biases."""
         return self.bias * (self.gates * self.intermediate + hidden)
 
+    def _formats(self, precision: Precision) -> tuple[Real, Real, Array, Real]:
+        """Returns bytes of a weight and of an activation, the kernel, and bytes of a column."""
+        if self.apart:
+            return (
+                precision.expert_weight_bytes, precision.expert_activation_bytes,
+                precision.expert_kernel, precision.expert_column_bytes,
+            )  # fmt: skip
+        return (
+            precision.weight_bytes, precision.activation_bytes, precision.kernel,
+            precision.column_bytes,
+        )  # fmt: skip
+
     def weight_bytes(self, hidden: Real, precision: Precision, shard: Shard) -> Real:
         """Returns bytes of weights on one rank [B]."""
+        each, _, _, column = self._formats(precision)
         inner = divide(self.intermediate, shard.ranks)
         elements = (self.gates + 1) * hidden * inner
-        scales = (self.gates * inner + hidden) * precision.column_bytes
-        return elements * precision.weight_bytes + scales + 2 * self.vectors(hidden)
+        columns = self.gates * inner + hidden
+        return elements * each + columns * (column + 2 * self.bias)
 
     def activation_width(self, shard: Shard) -> Real:
         """Returns the widest intermediate result per token on one rank [elements]."""
@@ -81,19 +89,16 @@ class Mlp(eqx.Module):
         group = f"{step.phase}/ffn"
         inner = divide(self.intermediate, shard.ranks)
         rows = step.all_rows
+        formats = self._formats(precision)
         return (
             Matmul(
-                f"{prefix}up_projection", group, rows, self.gates * inner, hidden,
-                precision.weight_bytes, precision.activation_bytes, precision.kernel,
-                precision.column_bytes,
+                f"{prefix}up_projection", group, rows, self.gates * inner, hidden, *formats,
             ),
             Vector(
                 f"{prefix}activation", group, rows, self.gates * inner, inner, 8 * inner,
             ),
             Matmul(
-                f"{prefix}down_projection", group, rows, hidden, inner,
-                precision.weight_bytes, precision.activation_bytes, precision.kernel,
-                precision.column_bytes,
+                f"{prefix}down_projection", group, rows, hidden, inner, *formats,
             ),
         )  # fmt: skip
 
@@ -108,40 +113,17 @@ class Mlp(eqx.Module):
         )
 
 
-def distinct_experts(experts: Real, top_k: Real, tokens: Real) -> Real:
-    """Returns how many of `experts` at least one of `tokens` is routed to, on average.
-
-    E·(1 − (1 − k/E)^T): each token leaves a given expert alone with probability 1 − k/E, whatever
-    the others do. Exact for routing that is even over experts and independent over tokens.
-
-    >>> round(float(distinct_experts(8, 2, 4)), 4)   # 8·(1 − 0.75⁴)
-    5.4688
-    """
-    missed = jnp.exp(tokens * jnp.log1p(-as_real(top_k) * inverse(as_real(experts) + 1e-6)))
-    return experts * (1.0 - missed)
-
-
-def busiest_share(ranks: Real, assignments: Real) -> Real:
-    """Returns the load of the busiest of `ranks` over the mean, for evenly random routing.
-
-    `assignments` (tokens × top-k) fall on ranks at random: about N(μ, μ) with μ = assignments/n, so
-    the busiest has μ + c·√(2 ln n)·√μ, and never more than all of them. Exactly 1 for one rank.
-    """
-    ranks = as_real(ranks)
-    mean = as_real(assignments) * inverse(ranks)
-    # The small constant keeps the slope finite at one rank.
-    spread = jnp.sqrt(2.0 * jnp.log(ranks) + _KINK) - math.sqrt(_KINK)
-    skew = 1.0 + ROUTING_SKEW * spread * inverse(jnp.sqrt(mean))
-    return minimum(skew, ranks)
-
-
 class MixtureOfExperts(eqx.Module):
     """`experts` feed-forward layers of which each token takes `top_k`, beside a `shared` one.
 
     Work follows the chosen experts, memory all of them, weight traffic those that at least one
     token of the step chose. Flags are numbers, 0 or 1: `bias` of the experts, `router_bias`,
     `shared_gate` (a product of width 1 that weighs the shared layer). Routing in groups changes
-    which experts are chosen, not how many.
+    which experts are chosen, not how many. Where `latent` is given, experts work on vectors of that
+    width, which a product makes of the hidden state on every rank and another turns back (latent
+    mixtures: Nemotron 3, Kimi K3); `latent_norm` is 1 where they are normalised first. `routing` is
+    the exponent of the power law by which tokens prefer some experts (`perfmodel.models.routing`),
+    None where they prefer none.
     """
 
     experts: Real
@@ -152,6 +134,17 @@ class MixtureOfExperts(eqx.Module):
     router_bias: Real = 0
     shared: Mlp | None = None
     shared_gate: Real = 0
+    latent: Real | None = None
+    latent_norm: Real = 0
+    routing: Real | None = None
+
+    def _width(self, hidden: Real) -> Real:
+        """Returns the width of what experts take and give."""
+        return hidden if self.latent is None else self.latent
+
+    def _latent_elements(self, hidden: Real) -> Real:
+        """Returns the elements of the products into and out of the experts' width."""
+        return 0 if self.latent is None else 2 * hidden * self.latent
 
     def _expert(self, hidden: Real) -> Real:
         return (self.gates + 1) * hidden * self.intermediate
@@ -163,16 +156,20 @@ class MixtureOfExperts(eqx.Module):
         """Returns the elements of the weight matrices, router included."""
         shared = 0 if self.shared is None else self.shared.matrices(hidden)
         router = hidden * (self.experts + self.shared_gate)
-        return self.experts * self._expert(hidden) + router + shared
+        beside = router + shared + self._latent_elements(hidden)
+        return self.experts * self._expert(self._width(hidden)) + beside
 
     def idle(self, hidden: Real) -> Real:
         """Returns the elements, biases among them, of experts that a token does not take."""
-        return (self.experts - self.top_k) * (self._expert(hidden) + self._biases(hidden))
+        width = self._width(hidden)
+        return (self.experts - self.top_k) * (self._expert(width) + self._biases(width))
 
     def vectors(self, hidden: Real) -> Real:
         """Returns the elements of biases."""
         shared = 0 if self.shared is None else self.shared.vectors(hidden)
-        return self.experts * self._biases(hidden) + self.router_bias * self.experts + shared
+        norm = 0 if self.latent is None else self.latent_norm * self.latent
+        biases = self.experts * self._biases(self._width(hidden))
+        return biases + self.router_bias * self.experts + shared + norm
 
     def _cut(self, shard: Shard) -> tuple[Real, Real]:
         """Returns the experts that one rank holds, and the width that it holds of each."""
@@ -183,15 +180,21 @@ class MixtureOfExperts(eqx.Module):
     def weight_bytes(self, hidden: Real, precision: Precision, shard: Shard) -> Real:
         """Returns bytes of weights on one rank [B]; the router stays in 16 bits, on every rank."""
         experts, inner = self._cut(shard)
-        elements = (self.gates + 1) * hidden * inner
-        scales = (self.gates * inner + hidden) * precision.expert_column_bytes
-        biases = 2 * self.bias * (self.gates * inner + hidden)
+        width = self._width(hidden)
+        elements = (self.gates + 1) * width * inner
+        scales = (self.gates * inner + width) * precision.expert_column_bytes
+        biases = 2 * self.bias * (self.gates * inner + width)
         router = 2 * (hidden * (self.experts + self.shared_gate) + self.router_bias * self.experts)
         shared = 0
         if self.shared is not None:
             shared = self.shared.weight_bytes(hidden, precision, shard)
         each = elements * precision.expert_weight_bytes + scales + biases
-        return experts * each + router + shared
+        whole = experts * each + router + shared
+        if self.latent is None:
+            return whole
+        turned = self._latent_elements(hidden) * precision.weight_bytes
+        columns = (hidden + self.latent) * precision.column_bytes
+        return whole + turned + columns + 2 * self.latent_norm * self.latent
 
     def activation_width(self, shard: Shard) -> Real:
         """Returns the widest intermediate result per token on one rank [elements].
@@ -215,10 +218,10 @@ class MixtureOfExperts(eqx.Module):
         experts, inner = self._cut(shard)
         spread = 1 if shard.expert_ranks is None else shard.expert_ranks
         share = divide(experts, self.experts)
-        touched = distinct_experts(self.experts, self.top_k, rows) * share
+        touched = distinct_experts(self.experts, self.top_k, rows, self.routing) * share
         # The rank with the most tokens keeps the others waiting.
         assigned = rows * self.top_k
-        busiest = 1 if shard.expert_ranks is None else busiest_share(spread, assigned)
+        busiest = 1 if shard.expert_ranks is None else self._busiest(spread, rows)
         local = assigned * share * busiest
         each = local * inverse(touched)
         weights = (
@@ -227,6 +230,7 @@ class MixtureOfExperts(eqx.Module):
         )  # fmt: skip
         # Every rank routes all tokens that it holds: those of its own attention group.
         own, moved = step.rows, self._moved(step, shard)
+        width = self._width(hidden)
         ops: list = [
             Matmul(
                 "router", group, own, self.experts + self.shared_gate, hidden, 2, 2,
@@ -238,9 +242,10 @@ class MixtureOfExperts(eqx.Module):
                 "routing", group, own, 2 * self.experts, 2 * self.top_k, 8 * self.experts,
                 element_bytes=4, launches=0,
             ),
-            *gather_rows("expert_dispatch", "all_to_all", moved, group, hidden, shard),
+            *self._turned("latent_down_projection", own, width, hidden, group, precision),
+            *gather_rows("expert_dispatch", "all_to_all", moved, group, width, shard),
             Matmul(
-                "expert_up_projection", group, each, self.gates * inner, hidden, *weights,
+                "expert_up_projection", group, each, self.gates * inner, width, *weights,
                 experts=True,
             ),
             Vector(
@@ -248,18 +253,38 @@ class MixtureOfExperts(eqx.Module):
                 launches=0,
             ),
             Matmul(
-                "expert_down_projection", group, each, hidden, inner, *weights, experts=True,
+                "expert_down_projection", group, each, width, inner, *weights, experts=True,
             ),
             # The weighted sum over a token's experts.
             Vector(
-                "expert_sum", group, local, hidden, divide(hidden, self.top_k), 2 * hidden,
+                "expert_sum", group, local, width, divide(width, self.top_k), 2 * width,
                 launches=0,
             ),
+            *self._turned("latent_up_projection", own, hidden, width, group, precision),
         ]  # fmt: skip
         if self.shared is not None:
             ops += self.shared.products("shared_", hidden, step, shard, precision)
         ops += reduce_rows("expert_combine", "all_to_all", moved, group, step, hidden, shard)
         return tuple(ops)
+
+    def _turned(
+        self, name: str, rows: Real, columns: Real, inner: Real, group: str, precision: Precision
+    ) -> Operators:
+        """Returns the product into or out of the experts' width; nothing where that is hidden."""
+        if self.latent is None:
+            return ()
+        return (
+            Matmul(
+                name, group, rows, columns, inner, precision.weight_bytes,
+                precision.activation_bytes, precision.kernel, precision.column_bytes,
+            ),
+        )  # fmt: skip
+
+    def _busiest(self, ranks: Real, tokens: Real) -> Real:
+        """Returns the load of the busiest of the ranks that experts are spread over."""
+        if self.routing is None:
+            return busiest_share(ranks, tokens * self.top_k)
+        return busiest_power_law_share(ranks, self.experts, self.top_k, tokens, self.routing)
 
     def _moved(self, step: Step, shard: Shard) -> Real:
         """Returns the rows that an exchange hands to each rank, from all others.

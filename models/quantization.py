@@ -2,8 +2,8 @@
 
 Published quantised checkpoints say in `quantization_config` how their weights, activations and
 cache are stored. One format for all layers is understood, with embeddings, output head, routers,
-norms and biases in 16 bits; so is one for routed experts alone, or for the feed-forward layers of a
-network without experts, with all the rest in 16 bits. Any other mixture is refused, never averaged.
+norms and biases in 16 bits; so is one for routed experts alone, with all the rest in 16 bits. Any
+other mixture is refused, never averaged.
 """
 
 import re
@@ -20,7 +20,7 @@ _EXCLUDED = ("modules_to_not_convert", "ignored_layers", "ignore", "exclude_modu
 # Modules that stay in 16 bits here too, or that no network here has.
 _KEPT = re.compile(
     r"(^|\.)(lm_head|embed_tokens|wte|wpe|\w*norm\w*|gate|router|e_score_correction_bias)$"
-    r"|(^|\.)(vision_\w+|visual|embed_vision|multi_modal_projector)(\.|$)"
+    r"|(^|\.)(vision_\w+|visual|embed_vision|multi_modal_projector|mm_projector)(\.|$)"
 )
 # Modules of which all together may stay in 16 bits beside quantised experts.
 _APART = re.compile(
@@ -60,9 +60,9 @@ def suggested_precision(
 ) -> PrecisionName:
     """Returns the number formats that a config.json asks for; bf16 where it asks for none.
 
-    `quantization_config` must treat all layers alike, or, where the network is given (`model`),
-    quantise routed experts alone, or feed-forward layers where there are no experts; embeddings,
-    head, routers and norms stay in 16 bits.
+    `quantization_config` must treat all layers alike, or quantise routed experts alone in a network
+    (`model`) with mixtures, feed-forward layers alone in one without; embeddings, head, routers and
+    norms stay in 16 bits.
 
     >>> str(suggested_precision({"quantization_config": {"quant_method": "fp8"}}))
     'fp8'
@@ -142,26 +142,37 @@ def _left_out(quantization: Mapping[str, Any], place: str) -> Iterator[tuple[str
                 yield entry, name.strip("^$*.").replace("layers*", "layers.*.")
 
 
+def is_cut(config: Mapping[str, Any]) -> bool:
+    """Returns whether a file's list of modules that are not quantised was cut short."""
+    quantization = config.get("quantization_config")
+    listed = quantization if isinstance(quantization, Mapping) else {}
+    return any(
+        isinstance(entry, str) and _CUT.fullmatch(entry)
+        for key in _EXCLUDED
+        for entry in listed.get(key) or ()
+    )
+
+
 def _experts_alone(quantization: Mapping[str, Any], model: Model | None, place: str) -> bool:
-    """Returns whether routed experts alone, or feed-forward layers where there are none, are
-    quantised; raises for any other mixture."""
+    """Returns whether routed experts alone are quantised; raises for any other mixture."""
     if not is_off(quantization.get("sparsity_config")):
         raise InputError(f"{place}: sparsity_config is not understood")
-    beside = {} if model is None else _kinds(model)
+    mixture = model is not None and model.is_mixture
+    alone = "routed experts" if mixture else "feed-forward layers"
     apart: dict[str, dict[str, set[str]]] = {}
     cut, named = False, ""
     for entry, plain in _left_out(quantization, place):
         if _CUT.fullmatch(entry):
             cut = True
         elif not _KEPT.search(plain):
-            match = _APART.search(plain) if beside else None
-            kind = next((kind for kind in _PRODUCTS if match and match[kind]), "")
-            if match is None or kind not in beside:
+            match = _APART.search(plain.removesuffix("*"))
+            if match is None or (not mixture and not match["attention"]):
                 raise InputError(
                     f"{place}: {show(entry)} is left out; only one format for all layers, or for "
-                    f"{_alone(model)} alone, is understood"
+                    f"{alone} alone, is understood"
                 )
             named = named or entry
+            kind = next(kind for kind in _PRODUCTS if match[kind])
             product = match["product"]
             products = {*_FUSED.get(product, (product,))} if product else _PRODUCTS[kind]
             layer = match["layer"] or "*"
@@ -169,53 +180,26 @@ def _experts_alone(quantization: Mapping[str, Any], model: Model | None, place: 
     if not apart:
         # What a cut list still shows is kept in 16 bits here too: the rest is taken to be alike.
         return False
-    for kind, layers in beside.items():
+    assert model is not None
+    if not mixture and cut:
+        # What is shown of a cut list is of attention alone: all of it, then.
+        return True
+    for kind, layers in _kinds(model).items():
+        if not mixture and kind != "attention":
+            continue
         found = apart.get(kind, {})
         whole = [layer for layer, products in found.items() if products >= _PRODUCTS[kind]]
-        if "*" in whole or len(whole) == layers or (cut and _unbroken(whole, layers)):
-            continue
-        why = "the list is cut" if cut else f"{len(whole)} of {layers} {kind} layers are whole"
-        raise InputError(
-            f"{place}: {show(named)} is left out, but not all beside the {_alone(model)} ({why}); "
-            f"only one format for all layers, or for {_alone(model)} alone, is understood"
-        )
+        if "*" not in whole and len(whole) != layers:
+            why = "the list is cut" if cut else f"{len(whole)} of {layers} {kind} layers are whole"
+            raise InputError(
+                f"{place}: {show(named)} is left out, but not all beside the {alone} ({why}); "
+                f"only one format for all layers, or for {alone} alone, is understood"
+            )
     return True
 
 
-def _unbroken(whole: list[str], layers: int) -> bool:
-    """Returns whether a list in the order of names shows layers without a gap, and not the first
-    alone: what was cut from its end is taken to go on so."""
-    return len(whole) > 1 and whole == sorted(map(str, range(layers)))[: len(whole)]
-
-
-def quantization_notes(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Returns what `suggested_precision` takes for granted of a list that was cut.
-
-    >>> cut = {"quant_method": "fp8", "ignore": ["lm_head", "...truncated"]}
-    >>> quantization_notes({"quantization_config": cut})[0][:41]
-    'the list of layers kept in 16 bits is cut'
-    """
-    quantization = config.get("quantization_config")
-    lists = [quantization.get(key) for key in _EXCLUDED] if isinstance(quantization, dict) else []
-    entries = (entry for found in lists if isinstance(found, list) for entry in found)
-    if any(isinstance(entry, str) and _CUT.fullmatch(entry) for entry in entries):
-        return (
-            "the list of layers kept in 16 bits is cut: those past its end are taken to be as "
-            "those that it shows",
-        )
-    return ()
-
-
-def _alone(model: Model | None) -> str:
-    mixture = model is None or model.is_mixture
-    return "routed experts" if mixture else "feed-forward layers"
-
-
 def _kinds(model: Model) -> dict[str, int]:
-    """Returns how many layers of each kind a network has beside its routed experts, or without
-    those beside its feed-forward layers."""
-    if not model.is_mixture:
-        return {"attention": sum(block.count for block in model.attention)}
+    """Returns how many layers of each kind a network has beside its routed experts."""
     mixtures = [block for block in model.blocks if isinstance(block.body, MixtureOfExperts)]
     counts = {
         "attention": sum(block.count for block in model.attention),

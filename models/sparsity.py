@@ -1,7 +1,8 @@
 """Which keys the attention of each layer sees, in networks whose layers differ in that.
 
 Read from a config.json: layers that take over another layer's choice of keys (GLM-5.2), that see
-the best blocks of keys (MiniMax-M3), or compressed ones (DeepSeek-V4).
+the best blocks of keys (MiniMax-M3), or compressed ones (DeepSeek-V4); recurrent layers among those
+that attend (`perfmodel.models.hybrids`).
 """
 
 import dataclasses
@@ -14,9 +15,11 @@ from perfmodel.models.architectures import Architecture
 from perfmodel.models.attention import GroupedQueryAttention
 from perfmodel.models.block_sparse import BlockIndexer, BlockSparseAttention
 from perfmodel.models.compressed import CompressedAttention
+from perfmodel.models.hybrids import delta_layers, kimi_layers
 from perfmodel.models.mla import Indexer, LatentAttention
+from perfmodel.models.recurrent import Recurrent
 
-Mixer = GroupedQueryAttention | LatentAttention | CompressedAttention
+Mixer = GroupedQueryAttention | LatentAttention | CompressedAttention | Recurrent
 Layers = list[Mixer]
 """The attention of each layer in turn; equal ones are one object."""
 
@@ -219,4 +222,6 @@ _READERS: Mapping[str, Callable[[Mapping[str, Any], Mixer | None, int, str], Lay
     "shared_index": _shared_index,
     "blocks": _block_sparse,
     "compressed": _compressed,
+    "delta": delta_layers,
+    "kimi": kimi_layers,
 }

@@ -10,10 +10,46 @@ import equinox as eqx
 
 from perfmodel.formats import Precision
 from perfmodel.operators import Matmul, Operators, Vector
-from perfmodel.relax import Real
+from perfmodel.relax import Real, divide
 from perfmodel.step import Step
 
 _FP32 = 4
+
+
+class BlockResiduals(eqx.Module):
+    """Sublayers that take a weighted mean of earlier blocks' sums in place of one residual.
+
+    Each sublayer, and the output, scores with a vector of its own the normed sums of all blocks of
+    `block` layers before it, of its own block so far, and the embedding. Source: attention
+    residuals, Kimi K3 technical report (arXiv 2607.24653), section 2.2.
+    """
+
+    block: Real
+
+    def _sources(self, sublayers: Real) -> Real:
+        """Returns the mean number of sums that a sublayer sees; two sublayers make a layer."""
+        return divide(sublayers, 4 * self.block) + 2
+
+    def parameters(self, hidden: Real, sublayers: Real) -> Real:
+        """Returns the elements of score vectors and norms: of sublayers and of the output."""
+        return 2 * hidden * (sublayers + 1)
+
+    def weight_bytes(self, hidden: Real, sublayers: Real) -> Real:
+        """Returns bytes of weights [B], on every rank and in 16 bits."""
+        return 2 * self.parameters(hidden, sublayers)
+
+    def operators(
+        self, hidden: Real, sublayers: Real, step: Step, precision: Precision
+    ) -> Operators:
+        """Returns the operators before all sublayers: norm, score and weighted sum."""
+        del precision
+        read = self._sources(sublayers) * hidden
+        return (
+            Vector(
+                "block_residuals", f"{step.phase}/rest", step.rows, read, hidden, 8 * read,
+                count=sublayers, reductions=1,
+            ),
+        )  # fmt: skip
 
 
 class HyperConnections(eqx.Module):

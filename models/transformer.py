@@ -15,14 +15,15 @@ from perfmodel.models.block_sparse import BlockSparseAttention
 from perfmodel.models.compressed import CompressedAttention
 from perfmodel.models.mla import LatentAttention
 from perfmodel.models.mlp import MixtureOfExperts, Mlp
-from perfmodel.models.streams import HyperConnections
+from perfmodel.models.recurrent import Recurrent
+from perfmodel.models.streams import BlockResiduals, HyperConnections
 from perfmodel.operators import Collective, Matmul, Operators, Vector
 from perfmodel.relax import Real, divide, maximum
 from perfmodel.step import Shard, Step
 
-Mixer = GroupedQueryAttention | LatentAttention | CompressedAttention
-UNSPREAD = (CompressedAttention, BlockSparseAttention)
-"""Kinds of attention whose keys cannot be spread over context ranks."""
+Mixer = GroupedQueryAttention | LatentAttention | CompressedAttention | Recurrent
+UNSPREAD = (CompressedAttention, BlockSparseAttention, Recurrent)
+"""Kinds of attention whose keys cannot be spread over context ranks; a state is not spread."""
 Body = Mixer | Mlp | MixtureOfExperts
 Kind = TypeVar("Kind", Mixer, Mlp | MixtureOfExperts, Body)
 
@@ -46,7 +47,7 @@ class Model(eqx.Module):
     `norms` of a sublayer (2 where its result is normalised too), and `extra_norms` of all layers
     beyond those, less than none where sublayers beside each other share one; `positions` counts
     learned position embeddings; `max_context` is the longest context the configuration allows;
-    `streams` are the hyper-connections of a residual of several streams, None where it is one.
+    `streams` are the connections of a residual of several streams or blocks, None where it is one.
     """
 
     hidden: Real
@@ -59,7 +60,7 @@ class Model(eqx.Module):
     norms: Real = 1
     positions: Real = 0
     extra_norms: Real = 0
-    streams: HyperConnections | None = None
+    streams: HyperConnections | BlockResiduals | None = None
 
     @property
     def sublayers(self) -> Real:
@@ -140,10 +141,7 @@ def weight_bytes(model: Model, precision: Precision, shard: Shard | None = None)
 def decoder_weight_bytes(model: Model, precision: Precision, shard: Shard) -> Real:
     """Returns bytes of weights on one rank [B] without tables: of all layers and the last norm."""
     h = model.hidden
-    bodies = sum(
-        b.count * b.body.weight_bytes(h, block_formats(model, b, precision), shard)
-        for b in model.blocks
-    )
+    bodies = sum(b.count * b.body.weight_bytes(h, precision, shard) for b in model.blocks)
     mixing = 0 if model.streams is None else model.streams.weight_bytes(h, model.sublayers)
     return bodies + 2 * (_norms(model) + model.norm_vectors * h) + mixing
 
@@ -180,9 +178,9 @@ def sequence_bytes(model: Model, precision: Precision, tokens: Real, shard: Shar
     """
     cache = kv_bytes(model, precision, tokens, shard)
     states = [
-        block.count * block.body.state_bytes()
+        block.count * block.body.state_bytes(shard)
         for block in model.attention
-        if isinstance(block.body, CompressedAttention)
+        if isinstance(block.body, CompressedAttention | Recurrent)
     ]
     return cache + sum(states) if states else cache
 
@@ -203,20 +201,11 @@ def activation_bytes(model: Model, step: Step, shard: Shard) -> Real:
     return 2 * (2 * model.hidden * all_rows + widest) + logits
 
 
-def block_formats(model: Model, block: Block, precision: Precision) -> Precision:
-    """Returns the formats of one block: experts', in a network without, are of its feed-forward
-    layers."""
-    if model.is_mixture or isinstance(block.body, Mixer):
-        return precision
-    return precision.of_experts()
-
-
 def block_operators(
     model: Model, block: Block, step: Step, shard: Shard, precision: Precision
 ) -> Operators:
     """Returns the operators of one sublayer of a block on one rank, without its norm."""
-    formats = block_formats(model, block, precision)
-    return block.body.operators(model.hidden, step, shard, formats)
+    return block.body.operators(model.hidden, step, shard, precision)
 
 
 def norm_operators(model: Model, step: Step, precision: Precision) -> Operators:

@@ -109,7 +109,7 @@ _FORMATS = ("bf16", "fp8", "int4", "nvfp4")
 
 
 def _counts(entry: "ModelEntry") -> dict[str, Any]:
-    from perfmodel.formats import precision
+    from perfmodel.formats import precision, precision_numbers
     from perfmodel.models.transformer import (
         active_parameters,
         kv_bytes_per_token,
@@ -125,6 +125,8 @@ def _counts(entry: "ModelEntry") -> dict[str, Any]:
         "active_parameters": int(active_parameters(model)),
         "kv_bytes_per_token": int(kv_bytes_per_token(model, precision("bf16"))),
         "weight_bytes": {f: int(weight_bytes(model, precision(f))) for f in _FORMATS},
+        "precision": str(entry.precision),
+        "own_weight_bytes": int(weight_bytes(model, precision_numbers(entry.precision))),
         "max_context_tokens": int(model.max_context),
     }
 
@@ -169,25 +171,27 @@ def models() -> Listing:
     """Returns every network of the catalogue with its counts."""
     from perfmodel.models.catalogue import load_model, names
 
-    heads = [(f"stored\n{name}", "right") for name in _FORMATS]
     table = report.grid(
-        ("model", "left"), ("weights", "right"), ("active", "right"),
-        ("KV of a\ntoken", "right"),
-        *heads, ("longest\ncontext", "right"),
+        ("model", "left"), ("weights", "right"), ("active", "right"), ("KV of a\ntoken", "right"),
+        ("stored\nbf16", "right"), ("stored as\npublished", "right"), ("which is", "left"),
+        ("longest\ncontext", "right"),
     )  # fmt: skip
     values = [_counts(load_model(name)) for name in names()]
     for row in values:
         table.add_row(
             row["name"], si(row["parameters"], digits=4), si(row["active_parameters"]),
             si(row["kv_bytes_per_token"], "B", 4),
-            *(si(row["weight_bytes"][name], "B") for name in _FORMATS),
-            f"{row['max_context_tokens']:,}",
+            si(row["weight_bytes"]["bf16"], "B"), si(row["own_weight_bytes"], "B"),
+            row["precision"], f"{row['max_context_tokens']:,}",
         )  # fmt: skip
-    notes = (
-        "all weights in the format named but embeddings, output head, routers and norms (bf16), "
-    )
-    notes += "as the KV cache; exact counts: perfmodel models NAME"
+    notes = "embeddings, output head, routers, norms and the KV of a token in bf16; "
+    notes += "exact counts and other formats: perfmodel models NAME"
     return Listing(_below(table, notes), _stamp() | {"models": values})
+
+
+_RECURRENT = {
+    "Mamba2": "Mamba-2", "GatedDelta": "gated delta net", "KimiDelta": "Kimi delta attention",
+}  # fmt: skip
 
 
 def describe(body: "Body") -> tuple[str, dict[str, Any]]:
@@ -197,6 +201,8 @@ def describe(body: "Body") -> tuple[str, dict[str, Any]]:
     from perfmodel.models.compressed import CompressedAttention
     from perfmodel.models.mla import LatentAttention
     from perfmodel.models.mlp import Mlp
+    from perfmodel.models.recurrent import Recurrent
+    from perfmodel.step import Shard
 
     if isinstance(body, GroupedQueryAttention):
         spans = {
@@ -206,15 +212,8 @@ def describe(body: "Body") -> tuple[str, dict[str, Any]]:
         }
         words = f"attention: {body.heads} heads, {body.kv_heads} kv heads, width {body.head_dim}"
         facts = {"kind": "attention", "heads": body.heads, "kv_heads": body.kv_heads,
-                 "head_width": body.head_dim, "value_width": body.value_width,
-                 "window": body.window, "cached": body.cached,
-                 "parallel": body.joined}  # fmt: skip
-        words += f", values of {body.value_width}" if body.v_width is not None else ""
-        words += {"own": "", "key": ", values made of keys", "earlier": ", an earlier cache"}[
-            body.cached
-        ]
+                 "head_width": body.head_dim, "window": body.window}  # fmt: skip
         words += spans[body.span]
-        words += ", beside its feed-forward layer" if body.joined else ""
         if isinstance(body, BlockSparseAttention):
             words += f", the {body.index.blocks} best blocks of {body.index.size} keys"
             facts |= {"blocks": body.index.blocks, "block_size": body.index.size}
@@ -239,12 +238,23 @@ def describe(body: "Body") -> tuple[str, dict[str, Any]]:
             words += "" if body.index is not None else " of an earlier layer's choice"
             facts["top_k"] = body.top_k
         return words, facts
+    if isinstance(body, Recurrent):
+        kind = _RECURRENT[type(body).__name__]
+        words = f"{kind}: {body.heads} heads, state {body.state} × {body.width}"
+        if body.key_heads != body.heads:
+            words += f", {body.key_heads} heads of keys"
+        return words, {
+            "kind": kind, "heads": body.heads, "key_heads": body.key_heads,
+            "state": body.state, "width": body.width, "state_bytes": body.state_bytes(Shard()),
+        }  # fmt: skip
     gated = "gated" if body.gates > 1 else "plain"
     if isinstance(body, Mlp):
         facts = {"kind": "feed-forward", "width": body.intermediate, "gated": body.gates > 1}
         return f"feed-forward: width {body.intermediate:,}, {gated}", facts
     shared = body.shared.intermediate if body.shared is not None else 0
     beside = f", beside one of width {shared:,}" if shared else ""
+    if body.latent is not None:
+        beside += f", in vectors of {body.latent:,}"
     words = f"experts: {body.top_k} of {body.experts}, width {body.intermediate:,}, {gated}{beside}"
     facts = {"kind": "experts", "experts": body.experts, "top_k": body.top_k,
              "width": body.intermediate, "shared_width": shared,
@@ -253,10 +263,11 @@ def describe(body: "Body") -> tuple[str, dict[str, Any]]:
 
 
 def model(name: str, assume_dense: bool = False) -> Listing:
-    """Returns one network: its shape, its counts, and the published ones."""
+    """Returns one network: its shape, its counts, what a token costs, and the published counts."""
+    from perfmodel import _model_counts
     from perfmodel.models.catalogue import load_model
 
-    entry = load_model(name, assume_dense)
+    entry = load_model(name, assume_dense=assume_dense)
     counts = _counts(entry)
     network = entry.model
     table = report.grid(("", "left"), ("", "left"))
@@ -286,6 +297,16 @@ def model(name: str, assume_dense: bool = False) -> Listing:
         words = f"{tower['parameters']:,} more, {tower['layers']} layers; an image of "
         words += f"{tower['patches']:,} patches takes {tower['image_tokens']:,} tokens"
         rows.append(("image encoder", words))
+    flops, held = _model_counts.token_flops(network), _model_counts.bytes_by_length(network)
+    context = _model_counts.context_of(network)
+    rows.append(
+        (f"FLOPs of a token at {context:,} keys", si(sum(flops.values()), "FLOP", digits=4))
+    )
+    for part, value in flops.items():
+        share = value / sum(flops.values())
+        rows.append((f"  {part}", f"{si(value, 'FLOP', digits=4)}, {share:.1%}"))
+    listed = ", ".join(f"{si(size, 'B', 4)} at {tokens:,}" for tokens, size in held.items())
+    rows.append(("cache and state of a sequence", listed))
     published = {}
     for key, number in entry.published.items():
         source = entry.sources.get(number.source)
@@ -302,10 +323,51 @@ def model(name: str, assume_dense: bool = False) -> Listing:
         table.add_row(words, value)
     values = _stamp() | counts | shape | {
         "blocks": blocks, "draft": draft, "encoder": tower, "published": published,
-        "precision": str(entry.precision),
+        "flops_context_tokens": context, "token_flops": {**flops, "total": sum(flops.values())},
+        "sequence_bytes": {str(tokens): size for tokens, size in held.items()},
         "source": entry.source, "notes": list(entry.notes), "digest": entry.digest,
     }  # fmt: skip
     return Listing(_above(entry.name, f"{entry.title} · digest {entry.digest}", table), values)
+
+
+def points(name: str | None) -> Listing:
+    """Returns published points beside what the model says of them, of one family or of all."""
+    from perfmodel import validation
+    from perfmodel.errors import InputError, nearest
+
+    known = validation.names()
+    if name is not None and name not in known:
+        raise InputError(f"unknown family {name!r}{nearest(name, known)}")
+    table = report.grid(
+        ("point", "left"), ("published", "right"), ("model", "right"), ("error", "right"),
+        ("kind", "left"), ("fitted", "left"), ("speculation", "left"), ("source", "left"),
+    )  # fmt: skip
+    rows: list[dict[str, Any]] = []
+    for family in known if name is None else [name]:
+        for point in validation.points(family):
+            value, margin = validation.modelled(point)
+            error = value / point.value - 1.0
+            fits = margin >= 0.0
+            table.add_row(
+                point.id, f"{point.value:.4g}", f"{value:.4g}" + ("" if fits else " *"),
+                f"{100 * error:+.0f} %", point.kind, "yes" if point.fitted else "",
+                point.speculation, point.source,
+            )  # fmt: skip
+            rows.append(
+                {
+                    "family": family, "id": point.id, "chip": point.chip, "model": point.model,
+                    "metric": point.metric, "published": point.value, "modelled": value,
+                    "error": error, "kind": point.kind, "fitted": point.fitted, "fits": fits,
+                    "speculation": point.speculation, "source": point.source, "note": point.note,
+                }
+            )  # fmt: skip
+    unseen = [abs(r["error"]) for r in rows if r["kind"] == "measured" and not r["fitted"]]
+    told = "* does not fit the memory as modelled, or lacks the kernel"
+    if unseen:
+        middle = sorted(unseen)[len(unseen) // 2]
+        told = f"measured points that no constant has seen: median {100 * middle:.0f} %; {told}"
+    title = "published and modelled, in the units of the metric"
+    return Listing(_above(title, told, table), {**_stamp(), "points": rows})
 
 
 def _below(table: Any, note: str) -> "RenderableType":

@@ -542,6 +542,9 @@ ASSUMED: dict[str, tuple[float, str]] = {
         for kind, other in (("int8", "fp8"), ("w8a16", "bf16"))
         for name, value in _NO_TABLE[other].items()
     },
+    "scan.stream": (0.75, "as 16-bit products: states stream like weights"),
+    "scan.efficiency": (0.25, "small products between dependent steps; a prior"),
+    "scan.floor": (6e-6, "two launches of a small kernel"),
     "mesh.reduction": (1.0, "no mesh"),
     "floors.serial": (0.0, "kernels follow each other without a gap; engines add theirs"),
     "floors.launch": (0.0, "steps are captured in graphs; engines add theirs"),

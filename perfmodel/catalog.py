@@ -157,16 +157,17 @@ def parse_toml(text: str, where: str) -> dict[str, Any]:
         raise InputError(f"{where}: not valid TOML: {shorten(error, 120)}") from None
 
 
-def read_json(path: FilePath) -> dict[str, Any]:
+def read_json(path: FilePath, infinite: bool = False) -> dict[str, Any]:
     """Returns the object in a JSON file.
 
-    Rejects what the standard reader lets through: repeated keys, NaN, infinities, integers beyond
-    64 bits, unpaired surrogates and absurd nesting.
+    Rejects what the standard reader lets through: repeated keys, NaN, integers beyond 64 bits,
+    unpaired surrogates and absurd nesting; and infinities, unless `infinite`: some published
+    config.json have one.
     """
-    return parse_json(read_text(path), label(path))
+    return parse_json(read_text(path), label(path), infinite)
 
 
-def parse_json(text: str, where: str) -> dict[str, Any]:
+def parse_json(text: str, where: str, infinite: bool = False) -> dict[str, Any]:
     """Returns the object in JSON text; `where` names its file in messages."""
 
     def fail(what: str) -> Any:
@@ -188,13 +189,18 @@ def parse_json(text: str, where: str) -> dict[str, Any]:
         value = float(digits)
         return value if math.isfinite(value) else fail(f"{shorten(digits, 24)} is out of range")
 
+    def constant(name: str) -> float:
+        if infinite and name != "NaN":
+            return float(name)
+        return fail(f"{name} is not a number that JSON allows")
+
     try:
         value = json.loads(
             text,
             object_pairs_hook=pairs,
             parse_int=integer,
             parse_float=real,
-            parse_constant=lambda name: fail(f"{name} is not a number that JSON allows"),
+            parse_constant=constant,
         )
     except InputError:
         raise

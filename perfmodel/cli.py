@@ -39,7 +39,7 @@ _ModelName = Annotated[
 _Dense = Annotated[
     bool,
     typer.Option(
-        "--assume-dense", help="Read a config.json of unknown kind as a plain dense decoder."
+        "--assume-dense", help="Read a config.json that is not understood as a dense decoder."
     ),
 ]
 _Isl = Annotated[int, typer.Option(help="Prompt tokens.")]
@@ -79,6 +79,13 @@ _Pue = Annotated[float | None, typer.Option(help="Power usage effectiveness of t
 _Lifetime = Annotated[
     float | None, typer.Option(metavar="YEARS", help="Over which an owned chip is paid off.")
 ]
+_Routing = Annotated[
+    str,
+    typer.Option(
+        metavar="uniform|power:EXPONENT",
+        help="How tokens fall on experts: evenly, or by a power law (docs/routing.md).",
+    ),
+]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON, in SI units, and nothing else.")]
 
 
@@ -95,6 +102,20 @@ def _time(text: str | None, option: str) -> float | None:
         raise InputError(
             f"{option}: a time is needed (2s, 500ms, or plain seconds), not '{shorten(text)}'"
         ) from None
+
+
+def _exponent(text: str) -> float | None:
+    """Returns the exponent of routing from `power:1.2`, None from `uniform`."""
+    kind, colon, number = text.strip().lower().partition(":")
+    if kind == "uniform" and not colon:
+        return None
+    with contextlib.suppress(ValueError):
+        if kind == "power":
+            return float(number)
+    raise InputError(
+        f"--routing: 'uniform' or 'power:EXPONENT' is needed (nearest: power:1.2), "
+        f"not '{shorten(text)}'"
+    )
 
 
 def _prices(given: list[str] | None) -> "float | dict[str, float] | None":
@@ -130,15 +151,6 @@ def _print_json(value: Any) -> None:
     from perfmodel import _json
 
     sys.stdout.write(_json.text(value) + "\n")
-
-
-def _network(model: str, assume_dense: bool) -> Any:
-    """Returns what the public functions take for a model: a name, or an entry where one is read."""
-    if not assume_dense:
-        return model
-    from perfmodel.models.catalogue import load_model
-
-    return load_model(model, assume_dense=True)
 
 
 def _working(what: str, quiet: bool = False) -> Any:
@@ -230,6 +242,7 @@ def estimate(
     electricity: _Electricity = None,
     pue: _Pue = None,
     lifetime: _Lifetime = None,
+    routing: _Routing = "uniform",
     operators: Annotated[
         bool, typer.Option("--operators", help="Open the steps down to their operators.")
     ] = False,
@@ -275,6 +288,7 @@ def estimate(
         prefix_hit=prefix_hit, weights=weights, activations=activations, kv=kv, engine=engine,
         slo_ttft=_time(slo_ttft, "--slo-ttft"), slo_tpot=_time(slo_tpot, "--slo-tpot"),
         price=price, ownership=ownership, electricity=electricity, pue=pue, lifetime=lifetime,
+        routing=_exponent(routing),
     )  # fmt: skip
     if out is not None and not sensitivity:
         raise InputError("--out: there is something to write with --sensitivity only")
@@ -283,7 +297,7 @@ def estimate(
         from perfmodel import report
 
         _ready()
-        network = _network(model, assume_dense)
+        network = perfmodel.load_model(model, assume_dense=assume_dense)
         found = perfmodel.estimate(network, chip, **options).assign_attrs(_command(context))
         # The parts of a token's time are the operators', so the table opens them as well.
         opened = None
@@ -417,7 +431,8 @@ def frontier(
             _ready()
             try:
                 found = perfmodel.frontier(
-                    _network(model, assume_dense), chip, isl=isl, osl=osl, max_chips=max_chips,
+                    perfmodel.load_model(model, assume_dense=assume_dense), chip,
+                    isl=isl, osl=osl, max_chips=max_chips,
                     prefix_hit=prefix_hit, engine=engine, x=x, y=y, per=per, descend=descend,
                     price=_prices(price),
                     ownership=ownership, electricity=electricity, pue=pue, lifetime=lifetime,
@@ -493,8 +508,8 @@ def size(
         _ready()
         try:
             found = perfmodel.size(
-                _network(model, assume_dense), chip or "all", rate=rate, isl=isl, osl=osl,
-                prefix_hit=prefix_hit,
+                perfmodel.load_model(model, assume_dense=assume_dense), chip or "all",
+                rate=rate, isl=isl, osl=osl, prefix_hit=prefix_hit,
                 slo_ttft=_time(slo_ttft, "--slo-ttft"), slo_tpot=_time(slo_tpot, "--slo-tpot"),
                 headroom=headroom, spare=spare, by=by, max_chips=max_chips, engine=engine,
                 price=_prices(price), **extra,
@@ -536,9 +551,27 @@ def models(
     """List models, or one in full."""
     from perfmodel import _listings
 
-    if name is None and assume_dense:
-        raise InputError("--assume-dense: name the config.json to read")
     found = _listings.models() if name is None else _listings.model(name, assume_dense)
+    _show(found, json)
+
+
+@app.command()
+def validate(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[FAMILY]", help="Points of one chip family.")
+    ] = None,
+    json: _Json = False,
+) -> None:
+    """Compare published speeds of whole models on other silicon with the model's.
+
+    The points that ship with the package: each with its source, whether a constant has seen it, and
+    what is known of speculation.
+    """
+    with _working("evaluating every point", quiet=json):
+        _ready()
+        from perfmodel import _listings
+
+        found = _listings.points(name)
     _show(found, json)
 
 

@@ -8,7 +8,7 @@ import equinox as eqx
 import jax.numpy as jnp
 from jax import Array
 
-from perfmodel.operators import KERNELS, Attention, Collective, Matmul, Operator, Vector
+from perfmodel.operators import KERNELS, Attention, Collective, Matmul, Operator, Scan, Vector
 from perfmodel.relax import as_real
 
 
@@ -24,14 +24,15 @@ class Efficiencies(eqx.Module):
     """Relative speed by kind of operator; all neutral at 1.
 
     Fields: `matmul` by kind of kernel, shape [len(KERNELS)], and products of `experts` likewise;
-    attention of `decode` and of `context` (prompts); `vector`, element-wise kernels; `collective`,
-    all collectives.
+    attention of `decode` and of `context` (prompts); `scan`, recurrences; `vector`,
+    element-wise kernels; `collective`, all collectives.
     """
 
     matmul: Array = _kinds()
     experts: Array = _kinds()
     decode: Array = _real()
     context: Array = _real()
+    scan: Array = _real()
     vector: Array = _real()
     collective: Array = _real()
 
@@ -42,6 +43,8 @@ class Efficiencies(eqx.Module):
                 return jnp.sum((self.experts if op.experts else self.matmul) * op.kernel)
             case Attention():
                 return self.decode if op.phase == "decode" else self.context
+            case Scan():
+                return self.scan
             case Vector():
                 return self.vector
             case Collective():

@@ -54,6 +54,7 @@ def one_design(
     electricity: float | None,
     pue: float | None,
     lifetime: float | None,
+    routing: float | None,
 ) -> tuple[Question, Designs]:
     """Returns the question, narrower formats added for advice, and the one design asked for."""
     network = question.find_model(model)
@@ -71,7 +72,7 @@ def one_design(
     asked = question.ask(
         network, [machine], formats, isl=isl, osl=osl, prefix_hit=prefix_hit, engine=engine,
         slo_ttft=slo_ttft, slo_tpot=slo_tpot, price=price, ownership=ownership,
-        electricity=electricity, pue=pue, lifetime=lifetime,
+        electricity=electricity, pue=pue, lifetime=lifetime, routing=routing,
     )  # fmt: skip
     budget = int(asked.engine.engine.token_budget)
     own = machine.fields.get("prompt_chunk")
@@ -117,6 +118,7 @@ def estimate(
     electricity: float | None = None,
     pue: float | None = None,
     lifetime: float | None = None,
+    routing: float | None = None,
 ) -> xr.Dataset:
     """Returns what one design achieves: scalars with units, by the names in `results`.
 
@@ -146,6 +148,8 @@ def estimate(
             the chip); see `perfmodel.ownership`.
         electricity, lifetime: of owned chips [USD/kWh, years], instead of the catalogue's.
         pue: power usage effectiveness, for energy at the wall and electricity.
+        routing: exponent of the power law by which tokens prefer some experts; even where None or
+            0 (`perfmodel.models.routing`, docs/routing.md).
 
     >>> found = estimate("llama-3.3-70b", "h100", tp=8, batch=32, isl=4000, osl=1000)
     >>> found.tokens_per_second_user.attrs["units"], bool(found.feasible), int(found.chips)
@@ -157,6 +161,7 @@ def estimate(
         prefix_hit=prefix_hit, weights=weights,
         activations=activations, kv=kv, engine=engine, slo_ttft=slo_ttft, slo_tpot=slo_tpot,
         price=price, ownership=ownership, electricity=electricity, pue=pue, lifetime=lifetime,
+        routing=routing,
     )  # fmt: skip
     asked, design = one_design(model, chip, **options)
     found = evaluate(asked, design)
@@ -279,6 +284,7 @@ def operators(
     electricity: float | None = None,
     pue: float | None = None,
     lifetime: float | None = None,
+    routing: float | None = None,
 ) -> xr.Dataset:
     """Returns what `estimate` is made of: every operator of the decode step and of the step that
     carries a chunk, along `operator`, and the two steps along `phase`.
@@ -293,6 +299,7 @@ def operators(
         prefix_hit=prefix_hit, weights=weights,
         activations=activations, kv=kv, engine=engine, slo_ttft=slo_ttft, slo_tpot=slo_tpot,
         price=price, ownership=ownership, electricity=electricity, pue=pue, lifetime=lifetime,
+        routing=routing,
     )  # fmt: skip
     asked, design = one_design(model, chip, **options)
     first = (asked.machines, asked.precisions, design.plan(asked.network.is_mixture))

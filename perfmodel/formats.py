@@ -86,8 +86,7 @@ class Precision(eqx.Module):
     Fields: bytes per element of weights, activations, KV cache and of the embedding and output
     head; bytes per output column of weight scales; one-hot kernel kinds of layers and head, shape
     [len(KERNELS)]; `narrow_attention` is 1 where attention multiplies in 8 bits. `expert_…` are
-    those of routed experts, which checkpoints often store in fewer bits than the rest; in a network
-    without experts, of its feed-forward layers.
+    those of routed experts, which checkpoints often store in fewer bits than the rest.
     """
 
     weight_bytes: Real
@@ -102,26 +101,6 @@ class Precision(eqx.Module):
     expert_column_bytes: Real
     expert_activation_bytes: Real
     expert_kernel: Array
-
-    def of_experts(self) -> "Precision":
-        """Returns the formats of experts for all products."""
-        return dataclasses.replace(
-            self,
-            weight_bytes=self.expert_weight_bytes,
-            column_bytes=self.expert_column_bytes,
-            activation_bytes=self.expert_activation_bytes,
-            kernel=self.expert_kernel,
-        )
-
-    def without_experts(self) -> "Precision":
-        """Returns the formats of the other products for experts too."""
-        return dataclasses.replace(
-            self,
-            expert_weight_bytes=self.weight_bytes,
-            expert_column_bytes=self.column_bytes,
-            expert_activation_bytes=self.activation_bytes,
-            expert_kernel=self.kernel,
-        )
 
 
 def format_name(name: str) -> str:
@@ -140,8 +119,7 @@ def _one_hot(kind: str) -> Array:
 class PrecisionName:
     """Names of the formats of weights, activations and KV cache, and the kernel they use.
 
-    `experts` are weights, activations and kernel of routed experts, or of the feed-forward layers
-    of a network without experts; None where as the rest.
+    `experts` are weights, activations and kernel of routed experts, None where as the rest.
     """
 
     weights: str

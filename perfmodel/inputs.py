@@ -101,8 +101,12 @@ _MACHINE = {
     "latent_context.item_time": ("latent context attention: time of an item", "s"),
     "latent_context.stream": ("latent context attention: bandwidth reached", "1"),
     "latent_context.floor": ("latent context attention: floor", "s"),
+    "scan.stream": ("recurrent layers: bandwidth reached", "1"),
+    "scan.efficiency": ("recurrent layers: peak bf16 reached", "1"),
+    "scan.floor": ("recurrent layers: floor", "s"),
     "memory.capacity": ("memory capacity{}", "B"),
     "memory.bandwidth": ("memory bandwidth{}", "B/s"),
+    "memory.latency": ("latency of memory{}", "s"),
     "memory.energy": ("energy per byte of memory{}", "J/B"),
     "memory.spill_bandwidth": ("host link bandwidth", "B/s"),
     "memory.vector_stream": ("element-wise kernels: bandwidth reached", "1"),
@@ -120,6 +124,9 @@ _MACHINE = {
     "fabric.gather_latency": ("gathers and all-to-alls: latency", "s"),
     "fabric.gather_growth": ("gathers and all-to-alls: growth with size", "1"),
     "fabric.hop_time": ("time of a hop between chips", "s"),
+    "fabric.torus": ("messages pass through chips between", "1"),
+    "fabric.open_ends": ("a torus without links around its ends", "1"),
+    "fabric.in_network": ("switches add up", "1"),
     "fabric.axes": ("dimensions of a torus", "1"),
     "fabric.wire_bytes": ("bytes of an element on the wire", "B"),
     "fabric.nic_bandwidth": ("network bandwidth", "B/s"),
@@ -133,6 +140,7 @@ _MACHINE = {
     "mesh.tree_time": ("time of a tree level on the mesh", "s"),
     "mesh.edge_seconds_per_byte": ("time per byte on a mesh edge", "s/B"),
     "floors.serial": ("serial time of a layer", "s"),
+    "floors.hosted": ("host times and workspace of the engine", "1"),
     "floors.launch": ("launch time of a layer", "s"),
     "power.idle": ("idle power", "W"),
     "power.running": ("running power before work", "W"),
@@ -171,6 +179,7 @@ _SHEET = {
 # Terms that a GPU lacks.
 _NEUTRAL = {
     "compute.fill_rows", "compute.pes", "decode.shards", "fabric.hop_time", "fabric.axes",
+    "fabric.torus", "fabric.open_ends", "fabric.in_network", "memory.latency", "floors.hosted",
     "mesh.hop_time", "mesh.tree_time", "mesh.edge_seconds_per_byte",
     "floors.serial", "floors.launch",
 }  # fmt: skip
@@ -200,6 +209,7 @@ _EFFICIENCIES = {
     "decode": "decode attention",
     "context": "context attention",
     "vector": "element-wise kernels",
+    "scan": "recurrent layers",
     "collective": "collectives",
 }
 

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from perfmodel.efficiencies import Efficiencies
-from perfmodel.operators import Attention, Matmul, Vector
+from perfmodel.operators import Attention, Matmul, Scan, Vector
 from perfmodel.ownership import Site
 from perfmodel.relax import Real, as_real, ceil, inverse, maximum, minimum, overlap
 
@@ -163,6 +163,20 @@ class ContextAttention(eqx.Module):
     floor: Array = _real()
 
 
+class Scans(eqx.Module):
+    """Constants of recurrences over tokens.
+
+    Fields:
+        stream: achieved share of memory bandwidth on states, inputs and results (neutral 1).
+        efficiency: achieved share of the 16-bit peak (1).
+        floor: time of the smallest call [s] (0).
+    """
+
+    stream: Array = _real()
+    efficiency: Array = _real()
+    floor: Array = _real()
+
+
 class Memory(eqx.Module):
     """Memory tiers, fastest first; arrays of shape [TIERS].
 
@@ -272,9 +286,9 @@ class Machine(eqx.Module):
     """Everything that timing, energy and cost know of one chip. All leaves are arrays.
 
     `experts` are the constants of grouped products of a mixture of experts, `latent_decode` and
-    `latent_context` those of attention over latent vectors. `price` is US dollars per chip and
-    second, beside electricity where `site` has a tariff; 0 marks an unknown price. A family gives
-    the rent; `perfmodel.ownership` has the other models.
+    `latent_context` those of attention over latent vectors, `scan` those of recurrent layers.
+    `price` is US dollars per chip and second, beside electricity where `site` has a tariff; 0 marks
+    an unknown price. A family gives the rent; `perfmodel.ownership` has the other models.
     """
 
     kernels: Kernels
@@ -284,6 +298,7 @@ class Machine(eqx.Module):
     context: ContextAttention
     latent_decode: LatentDecode
     latent_context: ContextAttention
+    scan: Scans
     memory: Memory
     fabric: Fabric
     mesh: Mesh
@@ -597,6 +612,30 @@ def attention_usage(op: Attention, rank: Rank) -> Usage:
     if rank.placed is not None:
         joules = joules + op.cache_traffic() * rank.cache_joules
     return Usage(total, joules, compute=compute, cache=memory, latency=latency)
+
+
+def scan_usage(op: Scan, rank: Rank) -> Usage:
+    """Returns where one recurrence's time and energy go.
+
+    A roofline: with F operations and Q bytes (states once in and out, inputs, results),
+
+        t = t₀ + ‖F/(η_f P), Q/(η_m W)‖₂
+
+    A step without sequences makes no call.
+    """
+    constants = rank.machine.scan
+    sequences = as_real(op.sequences)
+    flops, traffic = op.flops(), op.memory_bytes()
+    compute = flops * (rank.per_flop * inverse(constants.efficiency))
+    memory = traffic * (rank.per_byte * inverse(constants.stream))
+    # The small term keeps the slope finite where there is no work at all.
+    busy = overlap(compute, memory + 1e-18)
+    latency = constants.floor * minimum(sequences, 1.0)
+    arithmetic = compute * compute / busy
+    joules = flops * rank.machine.kernels.energy[0] + traffic * rank.byte_joules
+    return Usage(
+        busy + latency, joules, compute=arithmetic, cache=busy - arithmetic, latency=latency
+    )
 
 
 def vector_usage(op: Vector, rank: Rank) -> Usage:

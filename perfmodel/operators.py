@@ -12,9 +12,11 @@ from typing import Any, Literal
 import equinox as eqx
 
 from perfmodel.kernels import KERNELS as KERNELS
-from perfmodel.relax import Real
+from perfmodel.relax import Real, divide, maximum, minimum
 
 Phase = Literal["decode", "prefill"]
+
+Recurrence = Literal["ssd", "delta"]
 
 CollectiveKind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "permute"]
 
@@ -167,6 +169,76 @@ class Vector(AbstractOperator):
         return self.rows * self.row_traffic()
 
 
+class Scan(AbstractOperator):
+    """A recurrence over `tokens` of each of `sequences`, with a state kept per sequence and head.
+
+    A head's state has `state` × `width` elements (N × P below) of `state_bytes`; each token decays
+    it, adds an outer product and reads it. `heads` are per rank, `inputs` and `outputs` elements of
+    16 bits per token on one rank. `kind` is static: "ssd" (Mamba-2, arXiv 2405.21060) or "delta"
+    (gated delta rule, arXiv 2412.06464, and Kimi delta attention, arXiv 2510.26692). `phase` names
+    the form: "decode" runs token by token, "prefill" in chunks of `chunk` tokens.
+
+    Token by token, per head, a multiply-add as 2:
+
+        ssd    decay NP, outer product 2NP, read 2NP                          5NP
+        delta  the same, and what the state already says of the key, 2NP      7NP
+
+    In chunks of C, per head and chunk; products of C × C blocks are computed whole, as tiles are:
+
+        ssd    C·Bᵀ 2C²N (shared by the `sharing` heads of a group), times the inputs 2C²P,
+               the chunk's state 2CNP, its read 2CNP, decay and sum of states 3NP
+        delta  K·Kᵀ 2C²N, its unit triangular inverse C³/3, that times keys and values
+               2C²N + 2C²P, values less what the state says 2CNP, the chunk's state 2CNP, its read
+               2CNP, Q·Kᵀ 2C²N and that times the values 2C²P, decay and sum of states 3NP
+
+    A chunk is no longer than the tokens; the last, partial one counts in proportion.
+
+    >>> step = Scan("s", "decode/attention", "ssd", "decode", 2, 1, 64, 128, 64, 4, 4352, 4096)
+    >>> step.flops() == 2 * 64 * 5 * 128 * 64
+    True
+    >>> step.memory_bytes() == 2 * (2 * 64 * 128 * 64 * 4 + 2 * (4352 + 4096))
+    True
+    """
+
+    kind: Recurrence = eqx.field(static=True)
+    phase: Phase = eqx.field(static=True)
+    sequences: Real
+    tokens: Real
+    heads: Real
+    state: Real
+    width: Real
+    state_bytes: Real
+    inputs: Real
+    outputs: Real
+    chunk: Real = 1
+    sharing: Real = 1
+    count: Real = 1
+
+    def token_flops(self) -> Real:
+        """Returns operations per token and head."""
+        size = self.state * self.width
+        if self.phase == "decode":
+            return (5 if self.kind == "ssd" else 7) * size
+        length = minimum(self.chunk, self.tokens)
+        carried = divide(3 * size, maximum(length, 1))
+        if self.kind == "ssd":
+            blocks = divide(2 * length * self.state, self.sharing) + 2 * length * self.width
+            return blocks + 4 * size + carried
+        blocks = length * (6 * self.state + 4 * self.width)
+        return blocks + divide(length * length, 3) + 6 * size + carried
+
+    def flops(self) -> Real:
+        return self.sequences * (self.tokens * (self.heads * self.token_flops()))
+
+    def state_traffic(self) -> Real:
+        """Returns bytes of one sequence's states, read and written once [B]."""
+        return 2 * self.heads * (self.state * self.width * self.state_bytes)
+
+    def memory_bytes(self) -> Real:
+        moved = 2 * self.tokens * (self.inputs + self.outputs)
+        return self.sequences * (self.state_traffic() + moved)
+
+
 class Collective(AbstractOperator):
     """A collective over `ranks` chips of `rows` × `width` activation elements.
 
@@ -188,7 +260,7 @@ class Collective(AbstractOperator):
         return self.rows * (self.element_bytes * self.width)
 
 
-Operator = Matmul | Attention | Vector | Collective
+Operator = Matmul | Attention | Scan | Vector | Collective
 Operators = tuple[Operator, ...]
 
 

@@ -29,7 +29,7 @@ from perfmodel.models import catalogue as networks
 from perfmodel.models.attention import GroupedQueryAttention
 from perfmodel.models.catalogue import ModelEntry
 from perfmodel.models.mlp import MixtureOfExperts
-from perfmodel.models.transformer import UNSPREAD, Model
+from perfmodel.models.transformer import UNSPREAD, Block, Model
 from perfmodel.plan import Limits, Load
 from perfmodel.step import Shard
 from perfmodel.units import HOUR
@@ -68,6 +68,13 @@ class Question:
         """Returns whether a chip has the kernel of a precision."""
         return set(self.formats[format_].kernels) <= set(self.chips[chip].supported)
 
+    def _skew(self) -> dict[str, str]:
+        """Returns how routers prefer some experts, nothing where they do not."""
+        bodies = (block.body for block in self.network.blocks)
+        found = (b.routing for b in bodies if isinstance(b, MixtureOfExperts))
+        exponent = next((each for each in found if each is not None), None)
+        return {} if exponent is None else {"routing": f"power law, exponent {float(exponent):g}"}
+
     def attributes(self, call: str) -> dict[str, Any]:
         """Returns what a result must carry to be traced back to its inputs."""
         digests = {
@@ -82,6 +89,7 @@ class Question:
             "isl": int(self.load.isl),
             "osl": int(self.load.osl),
             "prefix_hit": float(self.load.prefix_hit),
+            **self._skew(),
             "engine": self.engine.name,
             "catalogue": json.dumps(digests),
             "catalogue_digest": catalog.digest(digests),
@@ -93,6 +101,30 @@ class Question:
             ),
             **({"notes": "; ".join(self.model.notes)} if self.model.notes else {}),
         }
+
+
+def prefer(model: Model, exponent: float | None) -> Model:
+    """Returns a network whose routers prefer some experts by a power law; as it is where None."""
+    if exponent is None:
+        return model
+
+    def skewed(block: Block) -> Block:
+        if not isinstance(block.body, MixtureOfExperts):
+            return block
+        return dataclasses.replace(block, body=dataclasses.replace(block.body, routing=exponent))
+
+    return dataclasses.replace(model, blocks=tuple(map(skewed, model.blocks)))
+
+
+def _routing(model: ModelEntry, routing: float | None) -> float | None:
+    """Returns the exponent of a power law of routing, None where it is even."""
+    if routing is None:
+        return None
+    said = "the exponent of a power law, 0 (even) to below 3"
+    exponent = real_number("routing", routing, 0.0, 3.0, said)
+    if exponent and not model.model.is_mixture:
+        raise InputError(f"routing: {model.name} has no experts to route to (nearest: 0)")
+    return exponent or None
 
 
 def ask(
@@ -111,10 +143,12 @@ def ask(
     electricity: float | None = None,
     pue: float | None = None,
     lifetime: float | None = None,
+    routing: float | None = None,
 ) -> Question:
     """Returns the question that public functions ask, every part of it checked."""
     network = find_model(model)
     machines = unique_chips(named_chips(chip_list))
+    exponent = _routing(network, routing)
     profile = engine if isinstance(engine, EngineEntry) else engines.load_engine(engine)
     if isinstance(price, Mapping):
         known = {chip.name: chip.sheet.identity["aliases"] for chip in machines}
@@ -132,7 +166,7 @@ def ask(
         engine=profile,
         load=_load(network, isl, osl, prefix_hit),
         limits=_limits(osl, slo_ttft, slo_tpot),
-        network=numbers(network.model),
+        network=numbers(prefer(network.model, exponent)),
         machines=stack([machine for machine, _ in paid]),
         precisions=stack([precision_numbers(names) for names in formats]),
         prices=tuple(text for _, text in paid),
@@ -505,8 +539,7 @@ def check_kernel(chip: Chip, names: PrecisionName) -> None:
 def parse_precision(text: str | PrecisionName) -> PrecisionName:
     """Returns a precision from the names of its formats: `weights` or `weights/activations/kv`.
 
-    Routed experts (in a network without, feed-forward layers) in another format follow after a plus
-    sign: `weights` or `weights/activations`.
+    Routed experts in another format follow after a plus sign: `weights` or `weights/activations`.
 
     >>> str(parse_precision("fp8")), str(parse_precision("int4/bf16/fp8"))
     ('fp8', 'int4/bf16/fp8')

@@ -530,7 +530,8 @@ def estimate(
 def _kernel_margin(machine: Machine, precision: Precision) -> Array:
     """Returns the least peak of the kernels in use over the 16-bit one; negative if none."""
     peaks = machine.kernels.peak
-    least = minimum(jnp.sum(peaks * precision.kernel), jnp.sum(peaks * precision.expert_kernel))
+    least = jnp.sum(peaks * precision.kernel)
+    least = minimum(least, jnp.sum(peaks * precision.expert_kernel))
     return least / peaks[0] - 1e-6
 
 

@@ -1,13 +1,21 @@
 """Lists of operators on one rank of a machine: seconds and joules."""
 
 from perfmodel.fabric import collective_usage
-from perfmodel.machine import Rank, Usage, attention_usage, matmul_usage, vector_usage
+from perfmodel.machine import (
+    Rank,
+    Usage,
+    attention_usage,
+    matmul_usage,
+    scan_usage,
+    vector_usage,
+)
 from perfmodel.operators import (
     Attention,
     Collective,
     Matmul,
     Operator,
     Operators,
+    Scan,
     Vector,
 )
 from perfmodel.relax import inverse
@@ -30,6 +38,8 @@ def _usage(op: Operator, rank: Rank) -> Usage:
             return matmul_usage(op, rank)
         case Attention():
             return attention_usage(op, rank)
+        case Scan():
+            return scan_usage(op, rank)
         case Vector():
             return vector_usage(op, rank)
         case Collective():

@@ -28,6 +28,8 @@ from perfmodel.relax import as_real
 from perfmodel.symbols import Expression, Size
 from perfmodel.timing import usage
 
+_BYTES = ("parameter_bytes", "input_bytes", "output_bytes", "rank_parameter_bytes")
+
 _GUESS = 1024
 """What every unknown is taken for where two branches with unknowns in them are compared."""
 
@@ -53,6 +55,8 @@ class Traced:
         parameter_bytes: of pytrees among the arguments, of the function itself where it is one
             (a module), and of arrays that it has captured [B].
         input_bytes, output_bytes: of arguments that are arrays, and of results [B].
+        rank_parameter_bytes: what one rank holds of the parameters [B], as `jax.shard_map` cuts
+            or copies them; all of them where there is none.
         ranks: devices of the mesh of `jax.shard_map`; operators inside are those of one of them.
         notes: what a reader of the numbers must know.
 
@@ -67,6 +71,7 @@ class Traced:
     parameter_bytes: Size
     input_bytes: Size
     output_bytes: Size
+    rank_parameter_bytes: Size
     ranks: int = 1
     notes: tuple[str, ...] = ()
     nodes: tuple[Node, ...] = dataclasses.field(default=(), repr=False)
@@ -127,7 +132,7 @@ class Traced:
     def symbols(self) -> tuple[str, ...]:
         """Names of the unknown sizes, sorted."""
         leaves = jax.tree.leaves(list(self.nodes or self.operators), is_leaf=_is_expression)
-        sizes = [*leaves, self.parameter_bytes, self.input_bytes, self.output_bytes]
+        sizes = [*leaves, *(getattr(self, name) for name in _BYTES)]
         return tuple(sorted(frozenset().union(*map(symbols.names, sizes))))
 
     def evaluate(self, values: Mapping[str, Any]) -> "Traced":
@@ -143,10 +148,7 @@ class Traced:
             # Products of large Python integers with traced arrays would overflow 32 bits.
             return float(found) if not exact and isinstance(found, int | Fraction) else found
 
-        sizes = {
-            name: known(getattr(self, name))
-            for name in ("parameter_bytes", "input_bytes", "output_bytes")
-        }
+        sizes = {name: known(getattr(self, name)) for name in _BYTES}
         unknown = tuple(Unknown(each.primitive, known(each.count)) for each in self.unknown)
         if exact and self.nodes:
             nodes = tuple(_map(node, known) for node in self.nodes)
@@ -203,7 +205,8 @@ class Traced:
             float(op.count) * _number(one.seconds)
             for op, one in zip(self.least, times(self.least, entry.machine), strict=True)
         )
-        resident = sum(map(float, (self.parameter_bytes, self.input_bytes, self.output_bytes)))
+        moved = float(self.input_bytes) + float(self.output_bytes)
+        resident = float(self.rank_parameter_bytes) + moved / self.ranks
         capacity = float(entry.fields["memory_capacity"].value or 0.0)
         sums = {part: float(np.sum(values)) for part, values in parts.items()}
         share = each * counts / seconds if seconds else each
@@ -231,7 +234,7 @@ class Traced:
             "output_bytes": (float(self.output_bytes), "B", "results, all ranks"),
             "ranks": (self.ranks, "1", "chips of the mesh"),
             "feasible": (
-                resident / self.ranks <= capacity, "1", "parameters, arguments and results fit"
+                resident <= capacity, "1", "parameters, arguments and results fit"
             ),
             "memory_capacity": (capacity, "B", "memory of a chip"),
             "binding": (
@@ -306,6 +309,7 @@ def trace(function: Callable[..., Any], *shapes: Any) -> Traced:
     parameters = [n for n, mine in zip(numbers, own, strict=True) if mine]
     parameters += body.inputs[: len(captured)]
     inputs = [n for n, mine in zip(numbers, own, strict=True) if not mine]
+    shards = {step.inputs[0]: step.outputs[0] for step in body.steps if step.primitive == "shard"}
     lowered = Lowered()
     lowered.add(body, 1, set(parameters) | (body.given - set(body.inputs)) or set(inputs))
     nodes = tuple(lowered.nodes)
@@ -319,6 +323,7 @@ def trace(function: Callable[..., Any], *shapes: Any) -> Traced:
         _bytes(body.values[n] for n in parameters),
         _bytes(body.values[n] for n in inputs),
         _bytes(found),
+        _bytes(body.values[shards.get(n, n)] for n in parameters),
         body.mesh_ranks,
         _notes(lowered),
         nodes,

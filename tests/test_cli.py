@@ -190,33 +190,37 @@ def test_chips_and_models(capsys):
     assert model["parameters"] == model["active_parameters"] == 70_553_706_496
     # 2 · 80 layers · 8 kv heads · 128 wide · 2 B.
     assert model["kv_bytes_per_token"] == 327_680
-    assert "70,553,706,496 (the same)" in run(capsys, "models", MODEL)[1]
+    # By hand, 80 layers: queries and output of 64 heads, keys and values of 8, each 128 wide.
+    flops = model["token_flops"]
+    assert flops["attention projections"] == 80 * 2 * 8192 * (2 * 64 + 2 * 8) * 128
+    assert flops["attention scores"] == 80 * 2 * 64 * 8192 * 2 * 128
+    assert flops["dense feed-forward"] == 80 * 2 * 3 * 8192 * 28_672
+    assert flops["output head"] == 2 * 8192 * 128_256
+    assert flops["total"] == sum(n for name, n in flops.items() if name != "total")
+    assert model["flops_context_tokens"] == 8192
+    assert model["sequence_bytes"]["32768"] == 32_768 * 327_680
+    assert model["own_weight_bytes"] == model["weight_bytes"]["bf16"] == 2 * model["parameters"]
+    shown = run(capsys, "models", MODEL)[1]
+    assert "70,553,706,496 (the same)" in shown and "attention scores" in shown
+    sparse = json.loads(run(capsys, "models", "deepseek-v3.2", "--json")[1])["token_flops"]
+    # 58 layers: 8 of 256 experts of width 2048, and one for every token, three matrices each.
+    assert sparse["experts"] == 8 * sparse["shared experts"] == 8 * 58 * 2 * 3 * 7168 * 2048
+    assert sparse["router"] == 58 * 2 * 7168 * 256
+    # 64 heads of 128 score all keys; key and head weights from 7168, queries from 1536.
+    scores = 2 * 64 * 128 * 8192
+    assert sparse["indexer"] == 61 * (scores + 2 * (7168 * (128 + 64) + 1536 * 64 * 128))
+    assert sparse["attention scores"] == 61 * 2 * 128 * 2048 * (576 + 512)
+    hybrid = json.loads(run(capsys, "models", "qwen3-next-80b-a3b", "--json")[1])["token_flops"]
+    # 36 delta layers of 32 heads, 7 FLOPs for each of 128 x 128 elements of a state.
+    assert hybrid["recurrence"] == 36 * 32 * 7 * 128 * 128
+    # Cache, and what compressors of ratios 128 and 4 hold of a sequence.
+    held = json.loads(run(capsys, "models", "deepseek-v4-flash", "--json")[1])["sequence_bytes"]
+    assert held["8192"] == 61_997_056 + 20 * 524_288 + 21 * 81_920
 
 
 def test_study_list(capsys):
     status, out, _ = run(capsys, "study", "list")
     assert status == 0 and out.startswith("frontier")
-
-
-def test_a_network_assumed_dense_says_so(capsys, tmp_path):
-    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 100,
-             "intermediate_size": 128, "max_position_embeddings": 8192}  # fmt: skip
-    file = tmp_path / "novel.json"
-    file.write_text(json.dumps({"model_type": "novel", "num_experts": 8, **sizes}))
-    assert "--assume-dense" in fails(capsys, 2, "models", str(file))
-    said = "read as a plain dense decoder; ignored: num_experts"
-    plans = ("--chip", CHIP, "--max-chips", "1", "--precision", "bf16")
-    for arguments in (
-        ("estimate", str(file), CHIP),
-        ("models", str(file)),
-        ("frontier", str(file), *plans),
-        ("size", str(file), "--rate", "1", *plans, "--spare", "0"),
-    ):
-        status, out, err = run(capsys, *arguments, "--assume-dense", "--json")
-        assert status == 0, err
-        assert said in str(json.loads(out)["notes"])
-    _, out, _ = run(capsys, "models", str(file), "--assume-dense")
-    assert said in " ".join(out.split())
 
 
 # ---- Bad input ----
@@ -257,7 +261,6 @@ BAD = {
     "unknown option": (["estimate", MODEL, CHIP, "--bach", "2"], "--batch"),
     "unknown command": (["fronteir"], "frontier"),
     "unknown study": (["study", "fronteir"], "frontier"),
-    "no network to assume dense": (["models", "--assume-dense"], "name the config.json"),
     "missing argument": (["estimate", MODEL], "CHIP"),
     "too many arguments": (["chips", "h100", "h200"], "h200"),
 }  # fmt: skip

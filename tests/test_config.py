@@ -2,6 +2,7 @@
 
 import json
 import math
+import pathlib
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from perfmodel.errors import InputError
 from perfmodel.models.catalogue import load_model
-from perfmodel.models.config import ARCHITECTURES, assumed_dense, caveats, parse_config
+from perfmodel.models.config import ARCHITECTURES, caveats, parse_config
 from perfmodel.models.mlp import MixtureOfExperts, Mlp
 from perfmodel.models.quantization import suggested_precision
 from perfmodel.models.transformer import Model, active_parameters, parameters
@@ -160,11 +161,11 @@ def test_incidental_keys_change_nothing():
     [
         ("deepseek_v2", {"n_routed_experts": 64, "kv_lora_rank": 512},
          "mixture of experts, latent attention"),
-        ("nemotron_h", {"mamba_num_heads": 64}, "state-space, linear or recurrent layers"),
+        ("zamba2", {"mamba_num_heads": 64}, "state-space, linear or recurrent layers"),
         ("dbrx", {"num_experts": 16}, "mixture of experts"),
         ("kimi_vl", {"text_config": {"n_routed_experts": 384}},
          "several modalities"),
-        ("qwen3_next", {"full_attention_interval": 4, "linear_conv_kernel_dim": 4},
+        ("lfm2", {"full_attention_interval": 4, "linear_conv_kernel_dim": 4},
          "layers of several kinds, state-space, linear or recurrent layers"),
         ("gpt_neox", {"use_parallel_residual": True}, "attention beside the feed-forward layer"),
     ],
@@ -173,7 +174,8 @@ def test_other_architectures_are_named_with_the_reason(kind: str, keys: dict, re
     message = refusal({"model_type": kind, **SIZES, **keys})
     expected = f"config.json: model_type '{kind}' is not understood: {reasons}; known: "
     assert message.startswith(expected)
-    assert all(name in message for name in ARCHITECTURES)
+    listed = message.split("known: ")[1].split(" and ")[0].split(", ")
+    assert len(set(listed) & set(ARCHITECTURES)) == 24
 
 
 def test_the_nearest_architecture_comes_first():
@@ -415,7 +417,7 @@ def test_missing_and_misspelt_keys():
         message = refusal(without("num_key_value_heads", **{wrong: 8}))
         assert f"unknown key '{wrong}' (nearest: {right})" in message
     assert "(nearest: tie_word_embeddings)" in refusal(having(tie_word_embedding=True))
-    assert "(nearest: silu)" in refusal(having(hidden_act="silo"))
+    assert "(nearest: silu" in refusal(having(hidden_act="silo"))
 
 
 @pytest.mark.parametrize("key", sorted(SIZES))
@@ -509,6 +511,8 @@ ATTENTION = "model.layers.*.self_attn"
         (QWEN_MOE, apart("mxfp4", ATTENTION, "model.layers.*.mlp.router", "lm_head"),
          "bf16+mxfp4/bf16"),
         (QWEN_MOE, apart("modelopt", ATTENTION + "*", quant_algo="NVFP4"), "bf16+nvfp4"),
+        (LLAMA, apart("fp8", ATTENTION), "bf16+fp8"),
+        (LLAMA, apart("modelopt", ATTENTION, "...truncated", quant_algo="NVFP4"), "bf16+nvfp4"),
         (QWEN_MOE, apart("modelopt", ATTENTION, quant_algo="NVFP4", kv_cache_quant_algo="FP8"),
          "bf16/bf16/fp8+nvfp4"),
         (QWEN_MOE, apart("fp8", *(f"model.layers.{i}.self_attn" for i in range(32))),
@@ -526,10 +530,6 @@ ATTENTION = "model.layers.*.self_attn"
                        "language_model.model.layers.*.feed_forward.shared_expert",
                        "language_model.model.layers.*.feed_forward.gate_up_proj",
                        "language_model.model.layers.*.feed_forward.down_proj"), "bf16+fp8"),
-        (LLAMA, apart("fp8", ATTENTION), "bf16+fp8"),
-        (LLAMA, apart("modelopt", *(f"model.layers.{i}.self_attn*" for i in (0, 1, 10, 11)),
-                      "...truncated", quant_algo="NVFP4", kv_cache_quant_algo="FP8"),
-         "bf16/bf16/fp8+nvfp4"),
     ],
     ids=range(13),
 )  # fmt: skip
@@ -542,11 +542,7 @@ def test_formats_of_mixtures(config: dict, quantization: dict, formats: str):
 @pytest.mark.parametrize(
     ("config", "quantization", "reason"),
     [
-        (LLAMA, apart("fp8", "model.layers.*.mlp.up_proj"), "or for feed-forward layers alone"),
-        (LLAMA, apart("fp8", *(f"model.layers.{i}.self_attn" for i in (0, 2)), "...truncated"),
-         "the list is cut"),
-        (LLAMA, apart("fp8", *(f"model.layers.{i}.self_attn" for i in range(31))),
-         "31 of 32 attention layers are whole"),
+        (LLAMA, apart("fp8", "model.layers.*.mlp"), "only one format for all layers"),
         (QWEN_MOE, apart("fp8", "model.layers.0.self_attn"), "1 of 32 attention layers are whole"),
         (QWEN_MOE, apart("fp8", "model.layers.0.self_attn", "...truncated"), "the list is cut"),
         (QWEN_MOE, apart("fp8", "model.layers.*.self_attn.o_proj"), "0 of 32 attention"),
@@ -555,83 +551,10 @@ def test_formats_of_mixtures(config: dict, quantization: dict, formats: str):
         (GLM_MOE, apart("fp8", ATTENTION), "0 of 29 shared layers are whole"),
         (GLM_MOE, apart("fp8", "model.layers.*.mlp.shared_experts"), "0 of 32 attention layers"),
     ],
-    ids=range(10),
-)  # fmt: skip
+    ids=range(8),
+)
 def test_mixed_formats_that_are_refused(config: dict, quantization: dict, reason: str):
     assert reason in refusal({**config, "quantization_config": quantization})
-
-
-# ---- Plain decoders of unknown kinds, where asked for ----
-
-NOVEL = {**LLAMA, "model_type": "novel", "architectures": ["NovelForCausalLM"]}
-
-
-def test_an_unknown_kind_is_read_as_dense_only_where_asked_for():
-    message = refusal(NOVEL)
-    assert "model_type 'novel' is not understood" in message
-    assert message.endswith("; or --assume-dense")
-    assert parse_config(NOVEL, assume_dense=True) == parse_config(LLAMA)
-    # Of a known kind nothing changes, and what is not understood of it is refused.
-    assert assumed_dense(LLAMA) == (LLAMA, ())
-    with pytest.raises(InputError, match="num_experts 8 is not understood"):
-        parse_config({**LLAMA, "num_experts": 8}, assume_dense=True)
-
-
-@pytest.mark.parametrize(
-    ("more", "ignored"),
-    [
-        ({"rope_theta": 1e6, "bos_token_id": 1}, "no key that is known to count"),
-        ({"num_experts": 64, "conv_kernel": 4, "num_nextn_predict_layers": 0},
-         "num_experts, conv_kernel"),
-        ({"sliding_window": 4096, "layer_types": ["sliding_attention"] * 32},
-         "sliding_window, layer_types"),
-        ({f"expert_{i}": 8 for i in range(20)},
-         ", ".join(f"expert_{i}" for i in range(12)) + ", 8 more"),
-        ({"vision_config": {"hidden_size": 8}}, "vision_config"),
-    ],
-    ids=range(5),
-)  # fmt: skip
-def test_what_an_assumed_decoder_leaves_out_is_named(more: dict[str, Any], ignored: str):
-    plain, notes = assumed_dense({**NOVEL, **more})
-    assert parse_config(plain) == parse_config(LLAMA)
-    assert notes == (
-        f"model_type 'novel' is not understood: read as a plain dense decoder; ignored: {ignored}",
-    )
-
-
-def test_an_assumed_decoder_beside_an_encoder():
-    inner = {k: v for k, v in NOVEL.items() if k not in ("model_type", "architectures")}
-    outer = {"model_type": "novel", "vision_config": {"depth": 8}, "torch_dtype": "bfloat16"}
-    plain, notes = assumed_dense({**outer, "text_config": {**inner, "linear_key_head_dim": 128}})
-    assert parse_config(plain) == parse_config(LLAMA)
-    assert notes[0].endswith("; ignored: linear_key_head_dim, vision_config")
-
-
-@pytest.mark.parametrize(
-    ("lost", "more", "reason"),
-    [
-        ("num_hidden_layers", {"n_layer": 32}, "num_hidden_layers is missing (found n_layer): a"),
-        ("intermediate_size", {}, "read as dense only where all sizes of a plain decoder are"),
-        ("num_key_value_heads", {"num_kv_heads": 8}, "(nearest: num_key_value_heads)"),
-        ("model_type", {}, "model_type is missing"),
-        ("hidden_size", {"hidden_size": "64"}, "hidden_size must be a whole number"),
-    ],
-)  # fmt: skip
-def test_an_assumed_decoder_needs_its_sizes(lost: str, more: dict[str, Any], reason: str):
-    config = {key: value for key, value in NOVEL.items() if key != lost} | more
-    with pytest.raises(InputError) as caught:
-        parse_config(config, assume_dense=True)
-    assert reason in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_an_assumed_decoder_s_entry_says_so(tmp_path):
-    file = tmp_path / "novel.json"
-    file.write_text(json.dumps({**NOVEL, "num_experts": 8}))
-    entry = load_model(file, assume_dense=True)
-    assert entry.model == parse_config(LLAMA)
-    assert [note for note in entry.notes if "ignored: num_experts" in note]
-    with pytest.raises(InputError, match="novel.json: model_type 'novel' is not understood"):
-        load_model(file)
 
 
 # ---- Files ----
@@ -818,3 +741,32 @@ def test_damaged_files(tmp_path, where: int, byte: int, cut: bool):
         assert "config.json" in line(error)
     else:
         assert isinstance(entry.model, Model)
+
+
+def test_unknown_networks_are_dense_only_where_asked(tmp_path: pathlib.Path):
+    odd = {
+        "model_type": "odd_hybrid",
+        "layer_types": ["linear_attention"],
+        "num_experts": 8,
+        **SIZES,
+    }
+    file = tmp_path / "odd.json"
+    file.write_text(json.dumps(odd), encoding="utf-8")
+    with pytest.raises(InputError, match="model_type 'odd_hybrid' is not understood"):
+        load_model(file)
+    found = load_model(file, assume_dense=True)
+    assert found.model == parse_config({"model_type": "llama", **SIZES})
+    assert found.notes == (
+        "model_type 'odd_hybrid' is read as a plain dense decoder, as asked: "
+        "ignored are layer_types, num_experts",
+    )
+    # What is understood is read as it is, asked or not.
+    assert load_model("mixtral-8x7b", assume_dense=True).model.is_mixture
+
+
+def test_networks_without_sizes_are_not_dense_either(tmp_path: pathlib.Path):
+    file = tmp_path / "odd.json"
+    sizes = {key: value for key, value in SIZES.items() if key != "intermediate_size"}
+    file.write_text(json.dumps({"model_type": "odd", **sizes}), encoding="utf-8")
+    with pytest.raises(InputError, match="plain dense decoder: intermediate_size missing"):
+        load_model(file, assume_dense=True)

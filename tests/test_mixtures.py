@@ -9,14 +9,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import perfmodel
 from perfmodel import question, serving
+from perfmodel._routing import power_law_counts
 from perfmodel.cache import UNFUSED
 from perfmodel.chips import load_chip
 from perfmodel.engines import load_engine
+from perfmodel.errors import InputError
 from perfmodel.formats import precision
 from perfmodel.models.attention import GroupedQueryAttention, chunk_pairs, window_pairs
 from perfmodel.models.catalogue import load_model
-from perfmodel.models.mlp import MixtureOfExperts, Mlp, busiest_share, distinct_experts
+from perfmodel.models.mlp import MixtureOfExperts, Mlp
+from perfmodel.models.routing import (
+    FEWEST_RANGE,
+    busiest_power_law_share,
+    busiest_share,
+    distinct_experts,
+    power_law_chances,
+)
 from perfmodel.models.transformer import (
     Block,
     Model,
@@ -113,6 +123,114 @@ def test_the_busiest_rank_agrees_with_sampling() -> None:
     # Eight assignments on 64 ranks: about one on the busiest, which is eight times the mean.
     assert float(busiest_share(64, 8)) == pytest.approx(8.0, rel=0.2)
     assert np.isfinite(float(jax.grad(lambda n: busiest_share(n, 64.0))(1.0)))
+
+
+def drawn(
+    experts: int, top_k: int, tokens: int, ranks: int, exponent: float, draws: int = 40
+) -> tuple[float, float]:
+    """Returns distinct experts and the busiest rank's share, means over routers with loads from
+    the power law and over tokens that each take `top_k` experts by them, without replacement."""
+    draw = np.random.default_rng(0)
+    power, widest = 1.0 - exponent, max(0.8 * tokens, FEWEST_RANGE)
+    distinct, largest = [], []
+    for _ in range(draws):
+        loads = (1 + draw.random(experts) * (widest**power - 1)) ** (1 / power)
+        # The largest of log-loads with Gumbel noise: a draw in proportion, again and again.
+        keys = np.log(loads) + draw.gumbel(size=(tokens, experts))
+        chosen = np.argpartition(-keys, top_k - 1, axis=1)[:, :top_k]
+        counts = np.bincount(chosen.ravel(), minlength=experts)
+        distinct.append((counts > 0).sum())
+        largest.append(counts.reshape(ranks, -1).sum(1).max() * ranks / counts.sum())
+    return float(np.mean(distinct)), float(np.mean(largest))
+
+
+@pytest.mark.parametrize("exponent", [1.01, 1.2])
+def test_a_power_law_agrees_with_sampling(exponent: float) -> None:
+    """Routers drawn at random, and tokens that choose by them: means of both."""
+    for experts, top_k, tokens in ((128, 8, 64), (128, 8, 1024), (256, 8, 512), (8, 2, 64)):
+        for ranks in (2, 8, 32)[: 2 if experts == 8 else 3]:
+            distinct, busiest = drawn(experts, top_k, tokens, ranks, exponent)
+            ours = float(distinct_experts(experts, top_k, tokens, exponent))
+            assert ours == pytest.approx(distinct, rel=0.03)
+            share = busiest_power_law_share(ranks, experts, top_k, tokens, exponent)
+            assert float(share) - 1 == pytest.approx(busiest - 1, rel=0.13, abs=0.04)
+
+
+@pytest.mark.parametrize("exponent", [1.01, 1.2])
+def test_a_power_law_agrees_with_the_routing_of_measured_kernels(exponent: float) -> None:
+    """Another sampler: that of the tables that expert kernels were fitted to, counts per expert."""
+    for experts, top_k, tokens, ranks in ((128, 8, 4096, 8), (256, 8, 1024, 16), (256, 8, 512, 8)):
+        counts = power_law_counts(tokens, top_k, experts, ranks, exponent, draws=100)
+        share = counts.sum(1).mean() * ranks / (tokens * top_k)
+        ours = float(busiest_power_law_share(ranks, experts, top_k, tokens, exponent))
+        assert ours - 1 == pytest.approx(share - 1, rel=0.1)
+
+
+def test_a_power_law_by_hand() -> None:
+    """One token takes k experts whoever is popular, and each expert has at most every token."""
+    for exponent in (0.5, 1.0, 1.2, 2.5):
+        chance = np.asarray(power_law_chances(8, 4, 100_000, exponent))
+        assert chance.max() <= 1 and (np.diff(chance) >= -1e-6).all()
+        assert float(distinct_experts(128, 8, 1, exponent)) == pytest.approx(8, rel=1e-3)
+        assert float(busiest_power_law_share(1, 128, 8, 64, exponent)) == pytest.approx(1, abs=1e-5)
+        assert float(busiest_power_law_share(8, 8, 4, 9, exponent)) <= 2.0
+    # A token is on half of two ranks' experts, or on all of one of them.
+    assert float(busiest_power_law_share(2, 8, 2, 1, 1.2)) <= 2.0
+
+
+def test_skew_grows_and_has_slopes() -> None:
+    def score(point):
+        experts, tokens, ranks, exponent = point
+        share = busiest_power_law_share(ranks, experts, 8.0, tokens, exponent)
+        return jnp.stack([distinct_experts(experts, 8.0, tokens, exponent), share])
+
+    with jax.enable_x64(True):
+        value, slopes = jax.jit(score), jax.jit(jax.jacfwd(score))
+        for tokens, ranks in itertools.product((1.0, 33.0, 4000.0), (1.0, 2.0, 16.0)):
+            point = np.asarray([128.0, tokens, ranks, 1.2])
+            found = np.asarray(slopes(point))
+            assert np.isfinite(found).all()
+            for i in (1, 3) if tokens > 1 else (3,):
+                step = np.eye(4)[i] * 1e-6 * point[i]
+                chord = (value(point + step) - value(point - step)) / (2 * step[i])
+                np.testing.assert_allclose(found[:, i], chord, rtol=1e-3, atol=1e-6)
+        shares = [float(value(np.asarray([128.0, 512.0, 8.0, a]))[1]) for a in (0.5, 1.0, 1.2, 1.5)]
+        assert np.isfinite(slopes(np.asarray([128.0, 512.0, 8.0, 1.0]))).all()
+    assert shares == sorted(shares)
+
+
+def test_a_skewed_router_slows_a_step() -> None:
+    model = mixture()
+    plan = Plan(8, 1, 256, 2048, attention_dp=8, expert_ranks=8)
+    even, skewed = (found(plan, question.prefer(model, a)) for a in (None, 1.2))
+    # Fewer experts are read, but the busiest rank has more of the tokens.
+    assert 1.0 < float(skewed.tpot / even.tpot) < 2.0
+    assert float(skewed.ttft) > float(even.ttft)
+    assert float(skewed.memory_bytes) == float(even.memory_bytes)
+    # Even routing is no number of the network at all.
+    even_leaves = len(jax.tree.leaves(question.prefer(model, None)))
+    assert even_leaves == len(jax.tree.leaves(model))
+    assert len(jax.tree.leaves(question.prefer(model, 1.2))) == even_leaves + 1
+
+
+def test_routing_is_asked_for_by_name() -> None:
+    options = dict(tp=8, ep=8, batch=64, isl=1000, osl=100)
+    skewed = perfmodel.estimate("qwen3-30b-a3b", "h200", **options, routing=1.2)
+    assert skewed.attrs["routing"] == "power law, exponent 1.2"
+    assert "routing=1.2" in skewed.attrs["call"] and bool(skewed.feasible)
+    asked = dict(
+        prefix_hit=0.0, engine="neutral", slo_ttft=None, slo_tpot=None, price=None, isl=10, osl=10
+    )
+
+    def ask(model: str, routing: float) -> question.Question:
+        names = [question.parse_precision("bf16")]
+        return question.ask(model, ["h200"], names, routing=routing, **asked)
+
+    assert "routing" not in ask("qwen3-30b-a3b", 0).attributes("")
+    with pytest.raises(InputError, match="routing: llama-3.1-8b has no experts"):
+        ask("llama-3.1-8b", 1.2)
+    with pytest.raises(InputError, match="routing: must be the exponent of a power law"):
+        ask("qwen3-30b-a3b", -1)
 
 
 @settings(deadline=None)

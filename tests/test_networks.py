@@ -1,9 +1,7 @@
 """Networks that run, against themselves (cache, chunks, ranks) and against the operators."""
 
-import itertools
+import dataclasses
 import math
-from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -19,26 +17,20 @@ from perfmodel.errors import InputError
 from perfmodel.formats import precision
 from perfmodel.models import networks
 from perfmodel.models.attention import GroupedQueryAttention, chunk_pairs, window_pairs
-from perfmodel.models.block_sparse import BlockSparseAttention
-from perfmodel.models.catalogue import load_model, names
-from perfmodel.models.compressed import CompressedAttention
-from perfmodel.models.mla import LatentAttention
+from perfmodel.models.catalogue import load_model
+from perfmodel.models.mla import Indexer, LatentAttention
 from perfmodel.models.mlp import MixtureOfExperts, Mlp
 from perfmodel.models.networks.attention import rotate, visible
+from perfmodel.models.networks.latent import quantise
 from perfmodel.models.networks.parallel import AXIS
 from perfmodel.models.networks.transformer import even_order
 from perfmodel.models.networks.weights import Weights
 from perfmodel.models.transformer import (
     Block,
     Model,
-    head_operators,
-    kv_bytes,
-    layer_operators,
     parameters,
-    weight_bytes,
 )
-from perfmodel.operators import Attention, Collective, Matmul
-from perfmodel.step import Chunk, Shard, Step, causal_pairs
+from perfmodel.step import Chunk, causal_pairs
 
 BF16 = precision("bf16")
 
@@ -92,6 +84,12 @@ KINDS = {
         Block(1, Mlp(32, gates=1, bias=1)),
         tied=1, norm_vectors=2, positions=66,
     ),
+    "latent": small(Block(2, LatentAttention(4, 6, 8, 6, 4, 5)), Block(1, SWIGLU)),
+    # 13 tokens of which each sees at most 4.
+    "latent, chosen keys": small(
+        Block(1, LatentAttention(4, None, 8, 6, 4, 5, index=Indexer(2, 128, 4))),
+        Block(1, MixtureOfExperts(6, 3, 12)),
+    ),
 }  # fmt: skip
 
 
@@ -108,12 +106,6 @@ def run(function, *arguments):
 def elements(network: nnx.Module) -> int:
     leaves = jax.tree.leaves(nnx.state(network, nnx.Param))
     return sum(math.prod(leaf.shape) for leaf in leaves)
-
-
-def stored(tree: Any) -> int:
-    """Returns the bytes of all arrays of at least one dimension."""
-    leaves = [leaf for leaf in jax.tree.leaves(tree) if leaf.ndim]
-    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in leaves)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -188,6 +180,57 @@ def test_rotation_depends_on_distance_alone() -> None:
     assert abs(near - other) > 1e-2
 
 
+@pytest.mark.parametrize("q_rank", [6, None])
+def test_latent_attention_in_either_form(q_rank: int | None) -> None:
+    """Keys and values expanded, queries absorbed, and all keys chosen: the same sums."""
+    plain = LatentAttention(4, q_rank, 8, 6, 4, 5)
+    chosen = LatentAttention(4, q_rank, 8, 6, 4, 5, index=Indexer(2, 128, 9))
+    layer, sparse = (
+        networks.LatentSelfAttention(body, 16, Weights(nnx.Rngs(0), jnp.float32))
+        for body in (plain, chosen)
+    )
+    x, start = jax.random.normal(jax.random.key(0), (2, 9, 16)), jnp.asarray(0)
+
+    def forms(x):
+        places = jnp.arange(9)
+        query = jax.random.normal(jax.random.key(1), (2, 9, 4, 10))
+        latents = layer._latents(x, places)
+        mask = visible(places, places, "full", None)
+        both = layer.expanded(query, latents, mask), layer.absorbed(query, latents, mask)
+        return both, layer(x, start)[0], sparse(x, start)[0]
+
+    (naive, absorbed), dense, all_chosen = run(forms, x)
+    np.testing.assert_allclose(naive, absorbed, atol=1e-5)
+    np.testing.assert_allclose(dense, all_chosen, atol=1e-5)
+    assert np.std(dense) > 1e-2
+    few = networks.LatentSelfAttention(
+        dataclasses.replace(chosen, index=Indexer(2, 128, 2)), 16,
+        Weights(nnx.Rngs(0), jnp.float32),
+    )  # fmt: skip
+    short = run(lambda x: few(x, start)[0], x)
+    np.testing.assert_allclose(short[:, :2], dense[:, :2], atol=1e-5)
+    assert np.abs(short[:, 2:] - dense[:, 2:]).max() > 1e-2
+
+
+def test_the_best_keys_are_chosen() -> None:
+    """Scores by hand, of one head: the places of the two largest among those seen."""
+    body = LatentAttention(2, None, 8, 6, 4, 5, index=Indexer(1, 128, 2))
+    layer = networks.LatentSelfAttention(body, 16, Weights(nnx.Rngs(0), jnp.float32)).index
+    assert layer is not None
+    keys = jnp.zeros((1, 4, 128)).at[0, :, 100].set(jnp.asarray([3.0, 1.0, 2.0, 9.0]))
+    held = quantise(keys)
+    np.testing.assert_allclose(
+        held[0].astype(jnp.float32) * held[1][..., None], keys[:, :, None], rtol=1e-6
+    )
+    layer.query[...] = jnp.zeros((16, 1, 128)).at[0, 0, 100].set(1.0)
+    layer.heads[...] = jnp.zeros((16, 1)).at[0, 0].set(1.0)
+    x = jnp.ones((1, 1, 16))
+    chosen, seen = layer(x, x, jnp.asarray([2]), *held)
+    assert sorted(chosen[0, 0].tolist()) == [0, 2] and bool(seen.all())
+    chosen, seen = layer(x, x, jnp.asarray([0]), *held)
+    assert chosen[0, 0, 0] == 0 and seen[0, 0].tolist() == [True, False]
+
+
 @given(
     queries=st.integers(1, 40),
     cached=st.integers(0, 40),
@@ -241,196 +284,7 @@ def test_every_expert_by_hand() -> None:
     assert all(len(set(token)) == 2 for token in chosen.tolist())
 
 
-# ------------------------------------------------------------------------------- against operators
-
-
-def primitives(jaxpr: Any, times: int = 1) -> Iterator[tuple[Any, int]]:
-    """Yields each equation of a program and how often it runs, those of inner programs too."""
-    for eqn in jaxpr.eqns:
-        yield eqn, times
-        length = eqn.params["length"] if eqn.primitive.name == "scan" else 1
-        for value in eqn.params.values():
-            for inner in value if isinstance(value, tuple | list) else (value,):
-                inner = getattr(inner, "jaxpr", inner)
-                if hasattr(inner, "eqns"):
-                    yield from primitives(inner, times * length)
-
-
-def products(jaxpr: Any) -> Counter[str]:
-    """Returns FLOPs of products with weights, of attention (batched ones) and of experts."""
-    flops: Counter[str] = Counter()
-    for eqn, times in primitives(jaxpr):
-        out = math.prod(eqn.outvars[0].aval.shape)
-        if eqn.primitive.name == "dot_general":
-            (contracted, _), (batched, _) = eqn.params["dimension_numbers"]
-            inner = math.prod(eqn.invars[0].aval.shape[i] for i in contracted)
-            flops["attention" if batched else "weights"] += 2 * out * inner * times
-        elif eqn.primitive.name.startswith("ragged_dot"):
-            flops["experts"] += 2 * out * eqn.invars[0].aval.shape[1] * times
-    return flops
-
-
-def trace_step(
-    network: networks.Decoder, batch: int, tokens: int, context: int
-) -> tuple[Counter[str], int]:
-    """Returns FLOPs of one step of `tokens` per sequence that ends at `context`, bytes of cache."""
-    graph, state = nnx.split(network)
-    cache = jax.eval_shape(lambda: networks.empty_cache(network, batch, context, tokens))
-    program = jax.make_jaxpr(lambda *a: networks.prefill(nnx.merge(graph, a[0]), *a[1:]))(
-        state, jax.ShapeDtypeStruct((batch, tokens), jnp.int32), cache
-    )
-    return products(program.jaxpr), stored(cache)
-
-
-def operator_flops(model: Model, step: Step, shard: Shard | None = None) -> Counter[str]:
-    shard = Shard() if shard is None else shard
-    flops: Counter[str] = Counter()
-    for op in (
-        *layer_operators(model, step, shard, BF16),
-        *head_operators(model, step, shard, BF16),
-    ):
-        if isinstance(op, Matmul):
-            # Experts have a mean number of rows, a float.
-            exact = op.count * op.flops()
-            flops["experts" if op.experts else "weights"] += float(exact) if op.experts else exact
-        elif isinstance(op, Attention):
-            flops["attention"] += op.count * op.flops()
-    return flops
-
-
-def assert_step_agrees(model: Model, order: tuple[int, ...] | None, batch: int, context: int):
-    network = networks.abstract(model, order)
-    traced, cache = trace_step(network, batch, 1, context)
-    counted = operator_flops(model, Step(sequences=batch, context=context))
-    assert traced["weights"] == counted["weights"]
-    assert isinstance(counted["weights"], int)
-    assert traced["attention"] == counted["attention"]
-    assert traced["experts"] == pytest.approx(counted["experts"], rel=2e-6)
-    assert cache == batch * kv_bytes(model, BF16, context)
-
-
-sizes = st.fixed_dictionaries(
-    {
-        "kv_heads": st.integers(1, 3),
-        "group": st.integers(1, 4),
-        "head_dim": st.sampled_from([2, 8, 10]),
-        "window": st.integers(1, 12),
-        "span": st.sampled_from(["window", "chunk"]),
-        "qkv_bias": st.booleans(),
-        "sinks": st.booleans(),
-        "hidden": st.integers(1, 40),
-        "inner": st.integers(1, 50),
-        "gates": st.sampled_from([1, 2]),
-        "bias": st.booleans(),
-        "experts": st.integers(1, 9),
-        "layers": st.integers(1, 3),
-        "near": st.integers(0, 2),
-        "sparse": st.integers(0, 2),
-        "tied": st.booleans(),
-    }
-)
-
-
-def drawn_model(s: dict[str, Any]) -> Model:
-    body = {
-        "heads": s["kv_heads"] * s["group"], "kv_heads": s["kv_heads"],
-        "head_dim": s["head_dim"], "qkv_bias": int(s["qkv_bias"]), "sinks": int(s["sinks"]),
-    }  # fmt: skip
-    blocks = [Block(s["layers"], GroupedQueryAttention(**body))]
-    if s["near"]:
-        near = GroupedQueryAttention(**body, window=s["window"], span=s["span"])
-        blocks.append(Block(s["near"], near))
-    blocks.append(Block(s["layers"], Mlp(s["inner"], s["gates"], int(s["bias"]))))
-    if s["sparse"]:
-        top_k = (s["experts"] + 1) // 2
-        shared = Mlp(s["inner"]) if s["bias"] else None
-        mixture = MixtureOfExperts(
-            s["experts"], top_k, s["inner"], s["gates"], int(s["bias"]), int(s["sinks"]), shared,
-            int(s["bias"]),
-        )  # fmt: skip
-        blocks.append(Block(s["sparse"], mixture))
-    return small(*blocks, hidden=s["hidden"], tied=int(s["tied"]))
-
-
-@given(s=sizes, batch=st.integers(1, 9), context=st.integers(1, 40))
-@settings(max_examples=12, deadline=None)
-def test_decoding_multiplies_what_the_operators_say(
-    s: dict[str, Any], batch: int, context: int
-) -> None:
-    model = drawn_model(s)
-    if s["near"] and s["span"] == "chunk" and context > s["window"]:
-        # A dense kernel multiplies all slots; they are the chunk where it has just been filled.
-        context -= context % s["window"]
-    assert elements(networks.abstract(model)) == parameters(model)
-    assert_step_agrees(model, None, batch, context)
-
-
-@given(s=sizes, batch=st.integers(1, 4), tokens=st.integers(1, 20), cached=st.integers(0, 20))
-@settings(max_examples=6, deadline=None)
-def test_prefill_multiplies_what_the_operators_say(
-    s: dict[str, Any], batch: int, tokens: int, cached: int
-) -> None:
-    """A dense kernel multiplies a rectangle, queries × keys read, of which pairs are the part."""
-    model = drawn_model(s)
-    context = cached + tokens
-    traced, _ = trace_step(networks.abstract(model), batch, tokens, context)
-    chunk = Chunk(
-        tokens * batch, causal_pairs(tokens, cached), context, ends=batch, prompts=batch,
-        new=tokens, cached=cached,
-    )  # fmt: skip
-    step = Step(sequences=0, context=1, chunk=chunk)
-    counted = operator_flops(model, step)
-    assert traced["weights"] == counted["weights"]
-    assert traced["experts"] == pytest.approx(counted["experts"], rel=2e-6)
-    rectangle = sum(
-        4 * block.count * batch * tokens * block.body.heads * block.body.head_dim
-        * min(context, context if block.body.window is None else block.body.window + tokens - 1)
-        for block in model.attention
-    )  # fmt: skip
-    assert traced["attention"] == rectangle >= counted["attention"]
-
-
 # --------------------------------------------------------------------------------- published sizes
-
-
-def is_unbuilt(name: str) -> bool:
-    model = load_model(name).model
-    return bool(model.extra_norms) or any(
-        isinstance(block.body, LatentAttention | CompressedAttention | BlockSparseAttention)
-        or getattr(block.body, "v_width", None) is not None
-        or getattr(block.body, "gate_width", None) is not None
-        or getattr(block.body, "joined", 0)
-        for block in model.blocks
-    )
-
-
-def test_attention_without_a_network_is_refused() -> None:
-    for name in filter(is_unbuilt, names()):
-        entry = load_model(name)
-        with pytest.raises(InputError, match="(has|have) none yet"):
-            networks.abstract(entry.model, entry.order)
-
-
-@pytest.mark.parametrize("name", [name for name in names() if not is_unbuilt(name)])
-def test_published_networks_have_the_counted_weights(name: str) -> None:
-    entry = load_model(name)
-    network = networks.abstract(entry.model, entry.order)
-    assert elements(network) == parameters(entry.model)
-    assert stored(nnx.state(network, nnx.Param)) == weight_bytes(entry.model, BF16)
-    # A cache short of any window, and one far past all.
-    for tokens in (100, 70_000):
-        cache = jax.eval_shape(lambda n=tokens: networks.empty_cache(network, 1, n))
-        assert stored(cache) == kv_bytes(entry.model, BF16, tokens)
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["llama-3.1-8b", "gemma-3-27b", "gpt-oss-20b", "llama-4-scout", "glm-4.5-air", "opt-175b"],
-)
-def test_published_networks_decode_what_the_operators_say(name: str) -> None:
-    entry = load_model(name)
-    # A multiple of Llama 4's chunks.
-    assert_step_agrees(entry.model, entry.order, 64, 16_384)
 
 
 def layer_kinds(name: str) -> str:
@@ -463,62 +317,6 @@ def test_an_order_without_a_file_alternates() -> None:
 
 
 # ------------------------------------------------------------------------------ tensor parallelism
-
-
-@pytest.mark.parametrize(
-    ("name", "ranks"),
-    [("llama-3.1-8b", 1), ("llama-3.1-8b", 2), ("llama-3.1-8b", 4), ("llama-3.1-8b", 8),
-     ("gpt-oss-20b", 4)],
-)  # fmt: skip
-def test_ranks_exchange_and_multiply_what_the_operators_say(name: str, ranks: int) -> None:
-    entry = load_model(name)
-    network = networks.abstract(entry.model, entry.order)
-    state = nnx.state(network)
-    batch, context = 16, 4096
-    cache = jax.eval_shape(lambda: networks.empty_cache(network, batch, context))
-    step = networks.tensor_parallel(network, AbstractMesh((ranks,), (AXIS,)))
-    tokens = jax.ShapeDtypeStruct((batch, 1), jnp.int32)
-    program = jax.make_jaxpr(step)(state, tokens, cache).jaxpr
-    shard = Shard(ranks)
-    counted = Step(sequences=batch, context=context)
-    traced, expected = products(program), operator_flops(entry.model, counted, shard)
-    assert traced["weights"] == expected["weights"]
-    assert traced["attention"] == expected["attention"]
-    assert traced["experts"] == pytest.approx(expected["experts"], rel=2e-6)
-    # Two bytes per element, as operators count them; sums do run in 16 bits.
-    sent: Counter[str] = Counter()
-    calls: Counter[str] = Counter()
-    held = 0
-    for eqn, times in primitives(program):
-        kind = eqn.primitive.name
-        if kind == "shard_map":
-            specs = eqn.params["in_specs"]
-            sharded = zip(eqn.invars, specs, strict=True)
-            weights = itertools.islice(sharded, len(jax.tree.leaves(state)))
-            held = sum(
-                math.prod(v.aval.shape) * 2 // (ranks if AXIS in spec else 1) for v, spec in weights
-            )
-        if kind.startswith(("psum", "all_gather")):
-            big = max((*eqn.invars, *eqn.outvars), key=lambda v: math.prod(v.aval.shape))
-            assert kind.startswith("all_gather") or big.aval.dtype == jnp.bfloat16
-            kind = "all_reduce" if kind.startswith("psum") else "all_gather"
-            sent[kind] += 2 * math.prod(big.aval.shape) * times
-            calls[kind] += times
-    asked: Counter[str] = Counter()
-    number: Counter[str] = Counter()
-    for op in (
-        *layer_operators(entry.model, counted, shard, BF16),
-        *head_operators(entry.model, counted, shard, BF16),
-    ):
-        if isinstance(op, Collective):
-            asked[op.kind] += op.count * op.wire_bytes()
-            number[op.kind] += op.count
-    assert sent == asked
-    assert calls == number
-    if name == "llama-3.1-8b":
-        # By hand: 32 times attention and feed-forward, and the embedding, 16 × 4096 × 2 bytes each.
-        assert sent["all_reduce"] == 65 * 16 * 4096 * 2
-        assert held == weight_bytes(entry.model, BF16, shard)
 
 
 @pytest.mark.parametrize("kind", ["norms over all heads", "plain"])
@@ -559,6 +357,11 @@ def test_two_ranks_compute_what_one_does(kind: str) -> None:
         (small(Block(1, GroupedQueryAttention(4, 3, 8))), "4 heads are no multiple of 3 kv_heads"),
         (small(Block(1, GroupedQueryAttention(4, 2, 7))), "head_dim 7 must be even"),
         (small(Block(1, GroupedQueryAttention(4, 2, 8, qk_norm=1, qk_weights=5))), "fits no norm"),
+        (small(Block(1, LatentAttention(4, 6, 8, 6, 3, 5))), "rope_width 3 must be even"),
+        (
+            small(Block(1, LatentAttention(4, 6, 8, 6, 4, 5, index=Indexer(2, 64, 4)))),
+            "index width 64 must be a multiple of 128",
+        ),
         (small(Block(1, Mlp(8, gates=3))), "gates must be 1 or 2, not 3"),
         (small(Block(1, Mlp(8.5))), "intermediate must be a whole number of at least 1, not 8.5"),
         (small(Block(1, Mlp(8)), norms=3), "norms must be 1 or 2, not 3"),

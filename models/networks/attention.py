@@ -111,6 +111,13 @@ class SelfAttention(nnx.Module):
             x = rms_norm(x, weight, axes, axis if self.jointly else None)
         return rotate(x, places) if self.rotary else x
 
+    def empty_cache(self, batch: int, capacity: int, part: int) -> LayerCache:
+        """Returns room for `capacity` tokens; with a window, for it and a part of `part` tokens."""
+        _, kv_heads, width = self.key.shape
+        kept = capacity if self.window is None else min(capacity, self.window + part - 1)
+        shape, kind = (batch, kept, kv_heads, width), self.key.dtype
+        return LayerCache(jnp.zeros(shape, kind), jnp.zeros(shape, kind), self.window, capacity)
+
     def __call__(
         self,
         x: Float[Array, "batch tokens hidden"],
@@ -160,12 +167,3 @@ class SelfAttention(nnx.Module):
         shares = (shares / whole_sum).astype(values.dtype)
         mixed = jnp.einsum("bkgts,bskd->btkgd", shares, values)
         return mixed.reshape(batch, tokens, heads, width)
-
-
-def empty_layer_cache(layer: SelfAttention, batch: int, capacity: int, part: int) -> LayerCache:
-    """Returns room for `capacity` tokens; with a window, for it and a part of `part` tokens."""
-    _, kv_heads, width = layer.key.shape
-    kept = capacity if layer.window is None else min(capacity, layer.window + part - 1)
-    shape = (batch, kept, kv_heads, width)
-    kind = layer.key.dtype
-    return LayerCache(jnp.zeros(shape, kind), jnp.zeros(shape, kind), layer.window, capacity)

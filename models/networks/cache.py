@@ -51,6 +51,17 @@ class LayerCache(eqx.Module):
         return last - (last - jnp.arange(self.slots)) % self.slots
 
 
+class LatentCache(eqx.Module):
+    """Latent vectors with their rotary keys, token p in slot p, whole on every rank.
+
+    Beside them the keys of an indexer, in 8 bits with one 32-bit scale per block of 128.
+    """
+
+    latents: Float[Array, "batch slots width"]
+    keys: Float[Array, "batch slots blocks block"] | None = None
+    scales: Float[Array, "batch slots blocks"] | None = None
+
+
 class Cache(eqx.Module):
     """What a network keeps of `tokens` past tokens of each sequence; at most `capacity` fit.
 
@@ -58,5 +69,5 @@ class Cache(eqx.Module):
     """
 
     tokens: Int[Array, ""]
-    layers: Sequence[LayerCache]
+    layers: Sequence[LayerCache | LatentCache]
     capacity: int = eqx.field(static=True)

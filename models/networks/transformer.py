@@ -22,13 +22,18 @@ from perfmodel.models.block_sparse import BlockSparseAttention
 from perfmodel.models.compressed import CompressedAttention
 from perfmodel.models.mla import LatentAttention
 from perfmodel.models.mlp import MixtureOfExperts
-from perfmodel.models.networks.attention import SelfAttention, empty_layer_cache
-from perfmodel.models.networks.cache import Cache, LayerCache
+from perfmodel.models.networks.attention import SelfAttention
+from perfmodel.models.networks.cache import Cache, LatentCache, LayerCache
+from perfmodel.models.networks.latent import LatentSelfAttention
 from perfmodel.models.networks.mixture import Mixture
 from perfmodel.models.networks.mlp import FeedForward
 from perfmodel.models.networks.norms import Norm
 from perfmodel.models.networks.weights import Weights, sum_ranks, whole
-from perfmodel.models.transformer import Block, Model
+from perfmodel.models.recurrent import Recurrent
+from perfmodel.models.transformer import Block, Mixer, Model
+
+Held = LayerCache | LatentCache
+_Attention = SelfAttention | LatentSelfAttention
 
 
 def even_order(model: Model) -> tuple[int, ...]:
@@ -53,7 +58,7 @@ def even_order(model: Model) -> tuple[int, ...]:
 
     kinds: tuple[list[list[int]], list[list[int]]] = ([], [])
     for index, block in enumerate(model.blocks):
-        kind = kinds[0] if isinstance(block.body, GroupedQueryAttention) else kinds[1]
+        kind = kinds[0] if isinstance(block.body, Mixer) else kinds[1]
         kind.append([index] * whole(block.count, "count"))
     return tuple(spread([spread(kinds[0]), spread(kinds[1])]))
 
@@ -73,10 +78,14 @@ class Sublayer(nnx.Module):
         self.after = Norm(hidden, vectors, weights) if model.norms == 2 else None
 
     def __call__(
-        self, x: Array, start: Array, cache: LayerCache | None, axis: str | None
-    ) -> tuple[Float[Array, "batch tokens hidden"], LayerCache | None]:
+        self, x: Array, start: Array, cache: Held | None, axis: str | None
+    ) -> tuple[Float[Array, "batch tokens hidden"], Held | None]:
         y = self.before(x)
         if isinstance(self.body, SelfAttention):
+            assert cache is None or isinstance(cache, LayerCache)
+            y, cache = self.body(y, start, cache, axis)
+        elif isinstance(self.body, LatentSelfAttention):
+            assert cache is None or isinstance(cache, LatentCache)
             y, cache = self.body(y, start, cache, axis)
         else:
             assert isinstance(self.body, FeedForward | Mixture)
@@ -90,9 +99,9 @@ def _apply(
     state: nnx.State,
     x: Array,
     start: Array,
-    cache: LayerCache | None,
+    cache: Held | None,
     axis: str | None,
-) -> tuple[Array, LayerCache | None]:
+) -> tuple[Array, Held | None]:
     """Applies a sublayer; equal ones are traced once, so that depth costs little."""
     return nnx.merge(graph, state)(x, start, cache, axis)
 
@@ -104,10 +113,17 @@ def _body(model: Model, block: Block, weights: Weights) -> nnx.Module:
             "network: attention to chosen or compressed keys, and several residual streams, have "
             "none yet (nearest: grouped-query attention)"
         )
-    if isinstance(body, LatentAttention):
+    if isinstance(body, Recurrent) or getattr(body, "latent", None) is not None:
         raise InputError(
-            "network: latent attention has none yet (nearest: grouped-query attention)"
+            "network: recurrent layers, and experts of another width than the hidden one, have "
+            "none yet (nearest: attention, experts of the hidden width)"
         )
+    if isinstance(body, LatentAttention):
+        if body.chosen is not None:
+            raise InputError(
+                "network: keys that an earlier layer chose have none yet (nearest: an indexer)"
+            )
+        return LatentSelfAttention(body, hidden, weights)
     if isinstance(body, GroupedQueryAttention):
         for odd, what in (
             (body.joined, "attention beside its feed-forward layer"),
@@ -175,14 +191,14 @@ class Decoder(nnx.Module):
         return x + self.positions[...][places]
 
     def features(
-        self, tokens: Array, start: Array, layers: Sequence[LayerCache] | None, axis: str | None
-    ) -> tuple[Float[Array, "batch tokens hidden"], tuple[LayerCache, ...]]:
+        self, tokens: Array, start: Array, layers: Sequence[Held] | None, axis: str | None
+    ) -> tuple[Float[Array, "batch tokens hidden"], tuple[Held, ...]]:
         """Returns the last hidden states, before their norm, and the caches with the tokens."""
         x = self.embed(tokens, start, axis)
         left = iter(layers or ())
         written = []
         for sublayer in self.sublayers:
-            past = next(left, None) if isinstance(sublayer.body, SelfAttention) else None
+            past = next(left, None) if isinstance(sublayer.body, _Attention) else None
             x, cache = _apply(*nnx.split(sublayer), x, start, past, axis)
             if cache is not None:
                 written.append(cache)
@@ -193,8 +209,10 @@ class Decoder(nnx.Module):
     ) -> Float[Array, "*rows vocabulary"]:
         """Returns the logits of hidden states, in 32 bits, of the whole vocabulary."""
         head = self.embedding if self.head is None else self.head
-        y = jnp.einsum("...m,vm->...v", self.norm(x), head[...], preferred_element_type=jnp.float32)
-        return y if axis is None else lax.all_gather(y, axis, axis=y.ndim - 1, tiled=True)
+        y = jnp.einsum("...m,vm->...v", self.norm(x), head[...])
+        # Ranks exchange them as the product writes them.
+        y = y if axis is None else lax.all_gather(y, axis, axis=y.ndim - 1, tiled=True)
+        return y.astype(jnp.float32)
 
     def __call__(
         self, tokens: Int[Array, "batch tokens"], axis: str | None = None
@@ -249,9 +267,9 @@ def empty_cache(network: Decoder, batch: int, capacity: int, part: int = 1) -> C
     decode, the chunk of a chunked prefill, the prompt to prefill it whole.
     """
     layers = (
-        empty_layer_cache(sublayer.body, batch, capacity, part)
+        sublayer.body.empty_cache(batch, capacity, part)
         for sublayer in network.sublayers
-        if isinstance(sublayer.body, SelfAttention)
+        if isinstance(sublayer.body, _Attention)
     )
     return Cache(jnp.zeros((), jnp.int32), tuple(layers), capacity)
 
