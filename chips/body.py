@@ -16,6 +16,7 @@ from perfmodel.machine import (
     TIERS,
     Compute,
     ContextAttention,
+    ContextScans,
     DecodeAttention,
     Fabric,
     Floors,
@@ -128,6 +129,7 @@ def body(fields: Mapping[str, Real], constants: Mapping[str, Real]) -> Machine:
         latent_decode=LatentDecode(**part("latent_decode")),
         latent_context=ContextAttention(**part("latent_context")),
         scan=Scans(**part("scan")),
+        context_scan=ContextScans(**part("context_scan")),
         memory=Memory(
             capacity=_vector(sizes),
             bandwidth=_vector(rates),

@@ -68,9 +68,16 @@ _LATENT = (
 )
 
 _SCAN = (
-    Field("scan.stream", "1", "achieved share of bandwidth, recurrent layers", *_SHARE),
-    Field("scan.efficiency", "1", "achieved share of the 16-bit peak, recurrent", 1e-4, 3.0),
-    Field("scan.floor", "s", "time of the smallest recurrence", *_TIME),
+    *(
+        Field(f"{group}.{name}", unit, f"{meaning}, {what}", low, high)
+        for group, what in (("scan", "recurrences"), ("context_scan", "recurrences of prompts"))
+        for name, unit, meaning, low, high in (
+            ("stream", "1", "achieved share of bandwidth", *_SHARE),
+            ("efficiency", "1", "achieved share of the 16-bit peak", 1e-4, 10.0),
+            ("floor", "s", "time of the smallest call", *_TIME),
+        )
+    ),
+    Field("context_scan.chunk_time", "s", "time of a prompt's chunk, recurrences", *_TIME),
 )
 
 CONSTANTS = (

@@ -68,6 +68,13 @@ REGIMES = {
         "≥ 1024": "queries >= 1024",
         "≥ 32 heads": "heads >= 32",
     },
+    "scan": {"≤ 8 sequences": "sequences <= 8", "≥ 128": "sequences >= 128"},
+    "context_scan": {
+        "one sequence": "sequences == 1",
+        "< 1024 tokens in all": "sequences * tokens < 1024",
+        "≥ 1024": "sequences * tokens >= 1024",
+        "≥ 32 heads": "heads >= 32",
+    },
     "all_reduce": {
         "2 ranks": "ranks == 2",
         "8 ranks": "ranks == 8",
@@ -159,6 +166,8 @@ _TITLES = {
     "context": "Context attention",
     "latent_decode": "Decode attention over latent vectors",
     "latent_context": "Context attention over expanded latent vectors",
+    "scan": "Recurrences, token by token",
+    "context_scan": "Recurrences of prompts, in chunks",
     "all_reduce": "All-reduce",
     "gather": "All-gather, reduce-scatter, all-to-all",
     "vector": "Element-wise kernels",
@@ -243,6 +252,19 @@ decode attention miss these rows by 14 to 62 % in the median (B200 and H100 at 1
 Prompts of DeepSeek-V3 with keys of 192 and values of 128 per head, no cached prefix, TensorRT-LLM's
 kernels alone. Held out: every second number of heads, whole, never the largest. Ten constants a set
 less the growth with the head width, of which there is one.""",
+    "scan": """\
+The gated delta rule of Qwen3.5 and Qwen3-Next under vLLM: one fused step a token, states of
+32 bits. Held out: every second pair of key and value heads, whole. Two constants a set; `efficiency`
+is fixed at the vector units' share, since steps wait for memory. States that the last-level cache
+holds are left out as above. TensorRT-LLM's rows would exceed an H100's bandwidth with such states;
+the table does not tell what they keep, so they are not used, and chips without vLLM's rows take
+another's constants. Convolutions and Mamba-2's recurrence are predicted with the same constants: of
+Mamba-2 the table has the convolution alone.""",
+    "context_scan": """\
+The same layers' prompts, without a prefix: vLLM's chunked kernel (FlashInfer). Held out as above.
+Four constants a set. With few sequences and heads a prompt's chunks follow one another at 2 to 3 µs
+each; with many the kernel is bound by its traffic. On B200 short prompts of many sequences take
+longer than one floor can say.""",
     "all_reduce": """\
 Held out: every second message size (interpolation, so optimistic). NCCL (newest version, 16 bit)
 gives the four constants of the two-shot form; TensorRT-LLM's own all-reduce then gives the three

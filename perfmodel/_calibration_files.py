@@ -25,6 +25,7 @@ SOURCES = {
     "aic-generation": ("decode attention, table aic_attention_generation", "NVIDIA", "2026-08-21"),
     "aic-context": ("context attention, table aic_attention_context", "NVIDIA", "2026-08-21"),
     "aic-mla": ("attention over latent vectors, table aic_mla", "NVIDIA", "2026-08-21"),
+    "aic-linear": ("recurrences, table aic_linear_attention", "NVIDIA", "2026-08-21"),
     "aic-collectives": ("collectives, table aic_collectives", "NVIDIA", "2026-08-21"),
 }
 _AIC = "GitHub repository ai-dynamo/aiconfigurator, snapshot 095f58a51c4c, Apache-2.0"
@@ -55,6 +56,8 @@ _SOURCE_OF = {
     "context": "aic-context",
     "latent_decode": "aic-mla",
     "latent_context": "aic-mla",
+    "scan": "aic-linear",
+    "context_scan": "aic-linear",
     "all_reduce": "aic-collectives",
     "gather": "aic-collectives",
     "vector": "vidur-mlp",
@@ -119,6 +122,7 @@ UNITS = {
     "split_latency": "s",
     "split_time": "s",
     "item_time": "s",
+    "chunk_time": "s",
     "single_item_time": "s",
     "oneshot_latency": "s",
     "twoshot_latency": "s",
@@ -168,6 +172,9 @@ def toml_value(value: float | str) -> str:
     return text if "." in text or "e" in text else text + ".0"
 
 
+_SCANS = ("scan", "context_scan")
+
+
 def kernel_kind(case: Case) -> str:
     """Returns the kernel kind of a set of products or expert layers."""
     return EXPERT_FORMATS[case.detail.split(" ")[0]].kind
@@ -182,7 +189,7 @@ def chosen(case: Case) -> bool:
         return (case.framework, case.detail) == choice
     if case.kind == "all_reduce":
         return (case.framework, case.detail) == ("trtllm", "custom")
-    if case.kind in ("gather", "vector", "latent_decode", "latent_context"):
+    if case.kind in ("gather", "vector", "latent_decode", "latent_context", *_SCANS):
         return True
     key = case.detail if case.kind == "matmul" else case.kind
     return case.framework == CHOICE.get((case.system, key), "trtllm")
@@ -218,6 +225,7 @@ def chip_records(
         "context": "context",
         "latent_decode": "latent_decode",
         "latent_context": "latent_context",
+        **{kind: kind for kind in _SCANS},
         "all_reduce": "fabric",
         "gather": "fabric",
         "vector": "memory",
@@ -300,10 +308,11 @@ _SETS = """\
 
 
 def write_sets(path: Path, cases: Sequence[Case]) -> None:
-    """Writes the constants of all sets but element-wise ones, which are no engine's."""
+    """Writes the constants of all sets but element-wise ones, which are no engine's, and of
+    recurrences, whose tables are not predicted."""
     lines = [_SETS]
     for case in cases:
-        if case.kind == "vector":
+        if case.kind in ("vector", *_SCANS):
             continue
         middle, high, _ = case.score()
         facts: dict[str, float | str] = {

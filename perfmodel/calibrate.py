@@ -1,7 +1,7 @@
 """Fits the kernel constants of chips to public operator measurements.
 
 The physics fitted is the physics used: every residual goes through `matmul_parts`,
-`decode_attention_parts`, `context_attention_parts`, `all_reduce_seconds`,
+`decode_attention_parts`, `context_attention_parts`, `scan_parts`, `all_reduce_seconds`,
 `all_gather_seconds`, `vector_usage` and the expert rows of `MixtureOfExperts`. Run
 
     python -m perfmodel.calibrate OPERATORS --out chips/fits --report docs/accuracy.md \\
@@ -27,6 +27,7 @@ from perfmodel import _expert_fits as expert_fits
 from perfmodel import _fitting
 from perfmodel import _latent_fits as latent_fits
 from perfmodel import _measurements as measurements
+from perfmodel import _scan_fits as scan_fits
 from perfmodel._fitting import Prior, Table
 from perfmodel._measurements import SHARED, Case, bare_machine, in_seconds, select, sets
 from perfmodel.fabric import all_gather_seconds, all_reduce_seconds
@@ -505,6 +506,7 @@ NOTES = {
     "memory.vector_stream": "kernels of 2023: a plain add reaches twice this, a norm less",
     "memory.vector_floor": "the table is rounded to 1 µs",
     "latent_context.width_exponent": "one width is measured: fixed",
+    "scan.efficiency": "of vector units; not told by these rows: fixed",
 }
 _KERNEL = "belongs to chip and kernel and does not transfer; prior"
 _NO_TABLE = {
@@ -582,9 +584,11 @@ def main() -> None:
     streams[""] = float(np.median(list(streams.values())))
     experts = expert_fits.expert_cases(read("aic_moe.parquet"), streams, shared)
     expert_fits.fit_experts(experts)
+    scans = scan_fits.scan_cases(read("aic_linear_attention.parquet"))
+    scan_fits.fit_scans(scans)
     power = fit_power(pd.read_csv(options.operators / "splitwise_latency.csv"))
     attention = [*decode, *context, *latent, *expanded]
-    cases = [*products, *experts, *attention, *reduces, *gathers, *vectors]
+    cases = [*products, *experts, *attention, *reduces, *gathers, *vectors, *scans]
     options.out.mkdir(parents=True, exist_ok=True)
     chips = output.chip_records(cases, shared, NOTES)
     for chip, records in chips.items():

@@ -13,6 +13,7 @@ import xarray as xr
 
 from perfmodel import descent, feasibility, question, results
 from perfmodel.advice import advise
+from perfmodel.chips import Chip
 from perfmodel.designs import Designs, blocks, designs, evaluate
 from perfmodel.errors import Infeasible, InputError, nearest, shorten
 from perfmodel.formats import PrecisionName
@@ -204,7 +205,8 @@ def frontier(
     count = len(space.layouts) * len(space.batches) * len(space.chunks)
     check_count("frontier", count * len(asked.chips) * len(asked.formats))
     plans = enumerate_plans(*space)
-    found = [search(asked, chip, plans, axes) for chip in range(len(asked.chips))]
+    own = [_plans_of(chip, asked, space, plans) for chip in asked.chips]
+    found = [search(asked, chip, listed, axes) for chip, listed in enumerate(own)]
     extra: Mapping[str, Any] = {}
     if descend:
         found, extra = _descended(asked, space, axes, found)
@@ -231,6 +233,20 @@ def frontier(
         raise Infeasible(f"no plan of {asked.model.name} is feasible; {why}", table)
     points = _points(asked, [best for best in found if len(best.designs.tp)], axes)
     return points.assign(table.variables).assign_attrs(table.attrs)
+
+
+def _plans_of(chip: Chip, asked: Question, space: "Space", plans: Designs) -> Designs:
+    """Returns the plans of a chip: those of all, or where layers lie side by side on it, of such.
+
+    Prompts then stream through the pipeline in chunks of the chip's own.
+    """
+    regions = chip.fields.get("regions")
+    if regions is None or not regions.value or regions.value < 2.0:
+        return plans
+    listed = question.pipelines(asked.model.model, space.max_chips, int(regions.value))
+    chunk = chip.fields["prompt_chunk"].value
+    chunks = space.chunks if not chunk else [int(chunk)]
+    return enumerate_plans(listed, space.batches, chunks, space.max_chips)
 
 
 class Space(NamedTuple):

@@ -164,7 +164,7 @@ class ContextAttention(eqx.Module):
 
 
 class Scans(eqx.Module):
-    """Constants of recurrences over tokens.
+    """Constants of recurrences that go token by token.
 
     Fields:
         stream: achieved share of memory bandwidth on states, inputs and results (neutral 1).
@@ -175,6 +175,16 @@ class Scans(eqx.Module):
     stream: Array = _real()
     efficiency: Array = _real()
     floor: Array = _real()
+
+
+class ContextScans(Scans):
+    """Constants of recurrences that go through prompts in chunks.
+
+    Fields: as `Scans`, and `chunk_time` of a chunk, which waits for the state of the one before
+    it [s] (neutral 0).
+    """
+
+    chunk_time: Array = _real()
 
 
 class Memory(eqx.Module):
@@ -286,9 +296,10 @@ class Machine(eqx.Module):
     """Everything that timing, energy and cost know of one chip. All leaves are arrays.
 
     `experts` are the constants of grouped products of a mixture of experts, `latent_decode` and
-    `latent_context` those of attention over latent vectors, `scan` those of recurrent layers.
-    `price` is US dollars per chip and second, beside electricity where `site` has a tariff; 0 marks
-    an unknown price. A family gives the rent; `perfmodel.ownership` has the other models.
+    `latent_context` those of attention over latent vectors, `scan` and `context_scan` those of
+    recurrent layers. `price` is US dollars per chip and second, beside electricity where `site` has
+    a tariff; 0 marks an unknown price. A family gives the rent; `perfmodel.ownership` has the other
+    models.
     """
 
     kernels: Kernels
@@ -299,6 +310,7 @@ class Machine(eqx.Module):
     latent_decode: LatentDecode
     latent_context: ContextAttention
     scan: Scans
+    context_scan: ContextScans
     memory: Memory
     fabric: Fabric
     mesh: Mesh
@@ -617,25 +629,42 @@ def attention_usage(op: Attention, rank: Rank) -> Usage:
 def scan_usage(op: Scan, rank: Rank) -> Usage:
     """Returns where one recurrence's time and energy go.
 
-    A roofline: with F operations and Q bytes (states once in and out, inputs, results),
+    A roofline: with F operations and Q bytes (states once in and out, inputs, results), and in
+    prompts n chunks one after the other (whole sequences and heads run side by side),
 
-        t = t₀ + ‖F/(η_f P), Q/(η_m W)‖₂
+        t = t₀ + ‖F/(η_f P), Q/(η_m W), n τ‖₂
 
-    A step without sequences makes no call.
+    A step without sequences makes no call. Where states lie in slower tiers too, a byte of them
+    takes as long as one of keys and values.
     """
-    constants = rank.machine.scan
-    sequences = as_real(op.sequences)
-    flops, traffic = op.flops(), op.memory_bytes()
-    compute = flops * (rank.per_flop * inverse(constants.efficiency))
-    memory = traffic * (rank.per_byte * inverse(constants.stream))
+    total, compute, memory, latency = scan_parts(op, rank)
+    joules = op.flops() * rank.machine.kernels.energy[0] + op.memory_bytes() * rank.byte_joules
+    if rank.placed is not None:
+        joules = joules + op.sequences * op.state_traffic() * rank.cache_joules
+    return Usage(total, joules, compute=compute, cache=memory, latency=latency)
+
+
+def scan_parts(op: Scan, rank: Rank) -> Parts:
+    """Returns seconds of one recurrence; parts of the overlapped time by their squares."""
+    whole = op.phase == "prefill"
+    constants = rank.machine.context_scan if whole else rank.machine.scan
+    called = minimum(as_real(op.sequences), 1.0)
+    compute = op.flops() * (rank.per_flop * inverse(constants.efficiency))
+    stream = inverse(constants.stream)
+    memory = op.memory_bytes() * (rank.per_byte * stream)
+    if rank.placed is not None:
+        memory = memory + op.sequences * op.state_traffic() * (rank.cache_more * stream)
+    squares = compute * compute + memory * memory
+    if whole:
+        serial = op.chunks() * rank.machine.context_scan.chunk_time * called
+        squares = squares + serial * serial
     # The small term keeps the slope finite where there is no work at all.
-    busy = overlap(compute, memory + 1e-18)
-    latency = constants.floor * minimum(sequences, 1.0)
+    busy = jnp.sqrt(squares + 1e-36)
+    # Two reductions of a token on a mesh, as attention has.
+    latency = (constants.floor + 2.0 * rank.mesh_latency) * called
     arithmetic = compute * compute / busy
-    joules = flops * rank.machine.kernels.energy[0] + traffic * rank.byte_joules
-    return Usage(
-        busy + latency, joules, compute=arithmetic, cache=busy - arithmetic, latency=latency
-    )
+    read = memory * memory / busy
+    return Parts(busy + latency, arithmetic, read, latency + busy - arithmetic - read)
 
 
 def vector_usage(op: Vector, rank: Rank) -> Usage:

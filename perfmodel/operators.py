@@ -227,6 +227,10 @@ class Scan(AbstractOperator):
         blocks = length * (6 * self.state + 4 * self.width)
         return blocks + divide(length * length, 3) + 6 * size + carried
 
+    def chunks(self) -> Real:
+        """Returns the chunks of a sequence, a last, partial one in proportion, at least one."""
+        return maximum(divide(self.tokens, self.chunk), 1)
+
     def flops(self) -> Real:
         return self.sequences * (self.tokens * (self.heads * self.token_flops()))
 

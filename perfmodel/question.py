@@ -233,6 +233,8 @@ def assumed_of(chip: Chip) -> str:
     aside = (
         "rent", "purchase", "server_purchase", "manufacturing_cost", "server_power",
         "cache_capacity", "chips_per_node", "rack_chips",
+        # Only plans that offload use them.
+        "host_memory", "slow_memory_energy",
     )  # fmt: skip
     found = (row for row in chip.numbers() if row.field in chip.fields and row.kind == "assumed")
     return ", ".join(row.field for row in found if row.value and row.field not in aside)
@@ -452,6 +454,24 @@ def layouts(
                 if tp * pp <= most and pp <= model.layers and cuts(model, shard):
                     found.append(Layout(tp, pp, ep, dp, cp))
     return found
+
+
+REGIONS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128)
+"""Stages side by side on a chip that are tried."""
+
+
+def pipelines(model: Model, most: int, regions: int) -> list[Layout]:
+    """Returns the layouts of at most `most` chips in a pipeline, each with stages side by side.
+
+    Args: the network; most chips; most stages on one chip.
+    """
+    layers = int(model.layers)
+    return [
+        Layout(1, chips, 1, 1, 1, stages)
+        for chips in range(1, min(most, layers) + 1)
+        for stages in REGIONS
+        if stages <= regions and chips * stages <= layers
+    ]
 
 
 def check_degrees(

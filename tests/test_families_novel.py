@@ -8,8 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from perfmodel import calibrate_families, validation
+import perfmodel
+from perfmodel import calibrate_families, tiers, validation
 from perfmodel.chips import constants, load_chip
+from perfmodel.errors import InputError
 from perfmodel.machine import Rank
 
 CHIPS = ("wse2", "wse3", "groq_lpu", "groq_3_lpu", "corsair", "sn40l")
@@ -114,3 +116,66 @@ def test_neutral_constants_leave_the_roofline():
 def test_constants_by_pattern():
     found = calibrate_families.expand({"fabric.*_latency": 1.0}, list(constants.neutral()))
     assert {"fabric.oneshot_latency", "fabric.twoshot_latency"} <= set(found)
+
+
+def test_frontier_lays_layers_side_by_side_on_wafers():
+    found = perfmodel.frontier(
+        "llama-3.1-8b",
+        ["cs3"],
+        isl=1000,
+        osl=100,
+        max_chips=1,
+        batches=(1, 16),
+        precisions=("bf16",),
+    )
+    # One wafer holds 32 layers: more of them side by side serve more, fewer are faster.
+    assert set(found.tp.values) == {1} and found.regions.values.max() > found.regions.values.min()
+    fastest = found.isel(point=int(found.tokens_per_second_user.values.argmax()))
+    busiest = found.isel(point=int(found.output_tokens_per_second_chip.values.argmax()))
+    assert int(fastest.regions) < int(busiest.regions) <= 32
+    assert set(found.chunk.values) == {8}
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"regions": 40}, "regions: 1 × 40 stages exceed the 32 layers"),
+        ({"regions": 2, "tp": 2}, "2 stages on one chip leave no room for tp 2"),
+        ({"offload": 1.5}, "offload: must be a share from 0 to 1"),
+    ],
+)
+def test_plans_that_are_refused(options, words):
+    with pytest.raises(InputError, match=words):
+        perfmodel.estimate("llama-3.1-8b", "cs3", isl=100, osl=10, **options)
+
+
+def test_offload_by_hand():
+    # 8 GB of int8 weights on one Corsair: what 1.8 GB of SRAM does not hold comes at 400 GB/s.
+    chip = {"weights": "int8", "isl": 32, "osl": 32, "engine": "ideal"}
+    alone = perfmodel.estimate("llama-3.1-8b", "corsair", **chip)
+    assert not alone.feasible and alone.binding == "memory"
+    slow = perfmodel.estimate("llama-3.1-8b", "corsair", offload=1.0, **chip)
+    table = 128_256 * 4096 * 2  # embedding and head stay in 16 bits
+    weights = 8_030_261_248 - 2 * 128_256 * 4096 + 2 * table
+    stream = load_chip("corsair").constants["kernels.int8.stream"].value
+    expected = (weights - table - 1.8e9) / (stream * 400e9)
+    assert bool(slow.feasible) and float(slow.tpot_s) == pytest.approx(expected, rel=0.06)
+
+
+def test_offload_is_a_feature_of_every_chip_and_has_a_slope():
+    # 141 GB in an H100's 80: the rest comes from the host over 63 GB/s.
+    found = perfmodel.estimate("llama-3.1-70b", "h100", offload=1.0, isl=100, osl=10)
+    stream = load_chip("h100").constants["kernels.bf16.stream"].value
+    expected = (141.1e9 - 0.9 * 85.5e9) / (stream * 63e9)
+    assert bool(found.feasible) and float(found.tpot_s) == pytest.approx(expected, rel=0.05)
+
+
+def test_tiers_conserve_bytes_and_fill_in_order():
+    free = [jnp.asarray(x) for x in (2.0, 3.0, 10.0, 0.0)]
+    for first in (0.0, 0.3, 1.0):
+        found = tiers.fill(free, 8.0, 4.0, first)
+        assert float(jnp.sum(found.weights) + jnp.sum(found.cache)) == pytest.approx(12.0)
+        both = found.weights + found.cache
+        assert both.tolist() == pytest.approx([2.0, 3.0, 7.0, 0.0])
+    slope = jax.grad(lambda z: tiers.fill(free, 8.0, 4.0, z).cache[0])(0.1)
+    assert float(slope) == pytest.approx(-8.0)  # a share of the weights takes the keys' place

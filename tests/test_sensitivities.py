@@ -206,8 +206,9 @@ def test_every_number_of_a_machine_is_named_once_with_the_unit_of_its_source(loa
     count = sum(np.size(leaf) for leaf in jax.tree.leaves(machine))
     names = [str(name) for name in loaded.input.values]
     engine = len(jax.tree.leaves(perfmodel.load_engine("neutral").engine))
-    # Speeds: products and expert products by kernel, two kinds of attention, vectors, links.
-    assert len(set(names)) == len(names) == count + engine + 2 * len(KERNELS) + 4
+    # Speeds: products and expert products by kernel, two kinds of attention, recurrences, vectors,
+    # links.
+    assert len(set(names)) == len(names) == count + engine + 2 * len(KERNELS) + 5
     units = dict(zip(names, loaded.unit.values, strict=True))
     known = {field.name: field.unit for field in (*datasheet.FIELDS, *CONSTANTS)}
     known["rent"] = "USD/s"
