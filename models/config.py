@@ -21,6 +21,7 @@ from perfmodel.errors import InputError, nearest, shorten
 from perfmodel.models._values import SYNONYMS, found, is_off, show, size, switch
 from perfmodel.models.architectures import ARCHITECTURES, Architecture, Latent, Routed
 from perfmodel.models.attention import GroupedQueryAttention
+from perfmodel.models.dense import can_be_dense
 from perfmodel.models.hybrids import mamba, spelt
 from perfmodel.models.hybrids import pattern as letters
 from perfmodel.models.layers import local_layers, routed_layers
@@ -525,6 +526,7 @@ def _architecture(config: Mapping[str, Any], where: str) -> tuple[str, Architect
         why = ": " + ", ".join(dict.fromkeys(reasons)) if reasons else ""
         raise InputError(
             f"{where}: model_type '{shorten(kind, 40)}' is not understood{why}; {_known(kind)}"
+            + ("; or --assume-dense" if can_be_dense(config) else "")
         )
     arch = ARCHITECTURES[kind]
     classes = config.get("architectures")

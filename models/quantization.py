@@ -181,21 +181,25 @@ def _experts_alone(quantization: Mapping[str, Any], model: Model | None, place: 
         # What a cut list still shows is kept in 16 bits here too: the rest is taken to be alike.
         return False
     assert model is not None
-    if not mixture and cut:
-        # What is shown of a cut list is of attention alone: all of it, then.
-        return True
     for kind, layers in _kinds(model).items():
         if not mixture and kind != "attention":
             continue
         found = apart.get(kind, {})
         whole = [layer for layer, products in found.items() if products >= _PRODUCTS[kind]]
-        if "*" not in whole and len(whole) != layers:
-            why = "the list is cut" if cut else f"{len(whole)} of {layers} {kind} layers are whole"
-            raise InputError(
-                f"{place}: {show(named)} is left out, but not all beside the {alone} ({why}); "
-                f"only one format for all layers, or for {alone} alone, is understood"
-            )
+        if "*" in whole or len(whole) == layers or (cut and _unbroken(whole, layers)):
+            continue
+        why = "the list is cut" if cut else f"{len(whole)} of {layers} {kind} layers are whole"
+        raise InputError(
+            f"{place}: {show(named)} is left out, but not all beside the {alone} ({why}); "
+            f"only one format for all layers, or for {alone} alone, is understood"
+        )
     return True
+
+
+def _unbroken(whole: list[str], layers: int) -> bool:
+    """Returns whether a list in the order of names shows layers without a gap, and not the first
+    alone: what was cut from its end is taken to go on so."""
+    return len(whole) > 1 and whole == sorted(map(str, range(layers)))[: len(whole)]
 
 
 def _kinds(model: Model) -> dict[str, int]:

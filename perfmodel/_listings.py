@@ -212,8 +212,15 @@ def describe(body: "Body") -> tuple[str, dict[str, Any]]:
         }
         words = f"attention: {body.heads} heads, {body.kv_heads} kv heads, width {body.head_dim}"
         facts = {"kind": "attention", "heads": body.heads, "kv_heads": body.kv_heads,
-                 "head_width": body.head_dim, "window": body.window}  # fmt: skip
+                 "head_width": body.head_dim, "value_width": body.value_width,
+                 "window": body.window, "cached": body.cached,
+                 "parallel": body.joined}  # fmt: skip
+        words += f", values of {body.value_width}" if body.v_width is not None else ""
+        words += {"own": "", "key": ", values made of keys", "earlier": ", an earlier cache"}[
+            body.cached
+        ]
         words += spans[body.span]
+        words += ", beside its feed-forward layer" if body.joined else ""
         if isinstance(body, BlockSparseAttention):
             words += f", the {body.index.blocks} best blocks of {body.index.size} keys"
             facts |= {"blocks": body.index.blocks, "block_size": body.index.size}

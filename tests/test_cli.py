@@ -223,6 +223,27 @@ def test_study_list(capsys):
     assert status == 0 and out.startswith("frontier")
 
 
+def test_a_network_read_as_dense_says_so(capsys, tmp_path):
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 100,
+             "intermediate_size": 128, "max_position_embeddings": 8192}  # fmt: skip
+    file = tmp_path / "novel.json"
+    file.write_text(json.dumps({"model_type": "novel", "num_experts": 8, **sizes}))
+    assert "--assume-dense" in fails(capsys, 2, "models", str(file))
+    said = "as asked: ignored are num_experts"
+    plans = ("--chip", CHIP, "--max-chips", "1", "--precision", "bf16")
+    for arguments in (
+        ("estimate", str(file), CHIP),
+        ("models", str(file)),
+        ("frontier", str(file), *plans),
+        ("size", str(file), "--rate", "1", *plans, "--spare", "0"),
+    ):
+        status, out, err = run(capsys, *arguments, "--assume-dense", "--json")
+        assert status == 0, err
+        assert said in str(json.loads(out)["notes"])
+    _, out, _ = run(capsys, "models", str(file), "--assume-dense")
+    assert said in " ".join(out.split())
+
+
 # ---- Bad input ----
 
 BAD = {

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from perfmodel.errors import InputError
 from perfmodel.models.catalogue import load_model
 from perfmodel.models.config import ARCHITECTURES, caveats, parse_config
+from perfmodel.models.dense import as_dense
 from perfmodel.models.mlp import MixtureOfExperts, Mlp
 from perfmodel.models.quantization import suggested_precision
 from perfmodel.models.transformer import Model, active_parameters, parameters
@@ -513,6 +514,8 @@ ATTENTION = "model.layers.*.self_attn"
         (QWEN_MOE, apart("modelopt", ATTENTION + "*", quant_algo="NVFP4"), "bf16+nvfp4"),
         (LLAMA, apart("fp8", ATTENTION), "bf16+fp8"),
         (LLAMA, apart("modelopt", ATTENTION, "...truncated", quant_algo="NVFP4"), "bf16+nvfp4"),
+        (LLAMA, apart("fp8", *(f"model.layers.{i}.self_attn*" for i in (0, 1, 10, 11)),
+                      "...truncated"), "bf16+fp8"),
         (QWEN_MOE, apart("modelopt", ATTENTION, quant_algo="NVFP4", kv_cache_quant_algo="FP8"),
          "bf16/bf16/fp8+nvfp4"),
         (QWEN_MOE, apart("fp8", *(f"model.layers.{i}.self_attn" for i in range(32))),
@@ -531,7 +534,7 @@ ATTENTION = "model.layers.*.self_attn"
                        "language_model.model.layers.*.feed_forward.gate_up_proj",
                        "language_model.model.layers.*.feed_forward.down_proj"), "bf16+fp8"),
     ],
-    ids=range(13),
+    ids=range(14),
 )  # fmt: skip
 def test_formats_of_mixtures(config: dict, quantization: dict, formats: str):
     config = {**config, "quantization_config": quantization}
@@ -543,6 +546,11 @@ def test_formats_of_mixtures(config: dict, quantization: dict, formats: str):
     ("config", "quantization", "reason"),
     [
         (LLAMA, apart("fp8", "model.layers.*.mlp"), "only one format for all layers"),
+        (LLAMA, apart("fp8", *(f"model.layers.{i}.self_attn" for i in (0, 2)), "...truncated"),
+         "the list is cut"),
+        (LLAMA, apart("fp8", "model.layers.0.self_attn.o_proj", "...truncated"), "the list is cut"),
+        (LLAMA, apart("fp8", *(f"model.layers.{i}.self_attn" for i in range(31))),
+         "31 of 32 attention layers are whole"),
         (QWEN_MOE, apart("fp8", "model.layers.0.self_attn"), "1 of 32 attention layers are whole"),
         (QWEN_MOE, apart("fp8", "model.layers.0.self_attn", "...truncated"), "the list is cut"),
         (QWEN_MOE, apart("fp8", "model.layers.*.self_attn.o_proj"), "0 of 32 attention"),
@@ -551,8 +559,8 @@ def test_formats_of_mixtures(config: dict, quantization: dict, formats: str):
         (GLM_MOE, apart("fp8", ATTENTION), "0 of 29 shared layers are whole"),
         (GLM_MOE, apart("fp8", "model.layers.*.mlp.shared_experts"), "0 of 32 attention layers"),
     ],
-    ids=range(8),
-)
+    ids=range(11),
+)  # fmt: skip
 def test_mixed_formats_that_are_refused(config: dict, quantization: dict, reason: str):
     assert reason in refusal({**config, "quantization_config": quantization})
 
@@ -752,7 +760,7 @@ def test_unknown_networks_are_dense_only_where_asked(tmp_path: pathlib.Path):
     }
     file = tmp_path / "odd.json"
     file.write_text(json.dumps(odd), encoding="utf-8")
-    with pytest.raises(InputError, match="model_type 'odd_hybrid' is not understood"):
+    with pytest.raises(InputError, match="'odd_hybrid' is not understood.*; or --assume-dense$"):
         load_model(file)
     found = load_model(file, assume_dense=True)
     assert found.model == parse_config({"model_type": "llama", **SIZES})
@@ -762,6 +770,25 @@ def test_unknown_networks_are_dense_only_where_asked(tmp_path: pathlib.Path):
     )
     # What is understood is read as it is, asked or not.
     assert load_model("mixtral-8x7b", assume_dense=True).model.is_mixture
+
+
+def test_keys_that_count_are_named_and_others_are_not():
+    more = {
+        "qk_rope_head_dim": 64, "attn_output_gate": True, "linear_attn_config": {"heads": 8},
+        "num_kv_heads": 8, "rope_theta": 1e6, "bos_token_id": 1, "rms_norm_eps": 1e-6,
+    }  # fmt: skip
+    plain, note = as_dense({"model_type": "odd", **SIZES, **more}, "config.json")
+    assert parse_config(plain) == parse_config({"model_type": "llama", **SIZES})
+    names = "qk_rope_head_dim, attn_output_gate, linear_attn_config, num_kv_heads"
+    assert note.endswith(f"as asked: ignored are {names}")
+
+
+def test_a_dense_decoder_beside_an_encoder_keeps_what_the_whole_says():
+    whole = {"model_type": "odd", "tie_word_embeddings": True, "vision_config": {"depth": 8}}
+    plain, _ = as_dense({**whole, "text_config": {**SIZES, "dtype": "bfloat16"}}, "config.json")
+    assert (
+        plain == {"model_type": "llama", "tie_word_embeddings": True, "dtype": "bfloat16"} | SIZES
+    )
 
 
 def test_networks_without_sizes_are_not_dense_either(tmp_path: pathlib.Path):

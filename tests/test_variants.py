@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from perfmodel._listings import describe
 from perfmodel.errors import InputError
-from perfmodel.formats import precision
+from perfmodel.formats import precision, precision_numbers
 from perfmodel.models.attention import GroupedQueryAttention
 from perfmodel.models.catalogue import load_model
 from perfmodel.models.config import parse_config, sublayer_order
@@ -155,6 +156,32 @@ def test_gemma_4_26b_is_counted_by_hand():
     assert kv_bytes(model, BF16, tokens) == 2 * cached
 
 
+def test_gemma_4_31b_keeps_attention_in_16_bits():
+    # 50 layers with a window: 32 heads of 256 over 16. 10 that see all keys: 32 of 512 over 4,
+    # whose values are keys.
+    near = 5376 * 256 * (2 * 32 + 2 * 16) + 2 * 256
+    full = 5376 * 512 * (2 * 32 + 4) + 2 * 512
+    attention, dense = 50 * near + 10 * full, 60 * 3 * 5376 * 21504
+    rest = 60 * 4 * 5376 + 5376 + 262_144 * 5376
+    entry = load_model("gemma-4-31b-nvfp4")
+    formats = precision_numbers(entry.precision)
+    assert parameters(entry.model) == attention + dense + rest == 30_697_345_280
+    # 4 bits and a scale of 8 for each 16 of feed-forward weights; 16 bits of all others.
+    stored = weight_bytes(entry.model, formats)
+    assert stored == 2 * (attention + rest) + dense * 9 / 16
+    # Published with vision layers of about 0.57 billion in 16 bits: 32.7 GB.
+    assert 32.5e9 < stored + 2 * 0.57e9 < 32.75e9
+    # One byte of keys and of values each.
+    assert kv_bytes(entry.model, formats, 10_000) == (
+        50 * 1024 * 2 * 16 * 256 + 10 * 10_000 * 2 * 4 * 512
+    )
+    ops = layer_operators(entry.model, Step(1, 100), Shard(), formats)
+    assert {op.name: op.weight_bytes for op in ops if isinstance(op, Matmul)} == {
+        "qkv_projection": 2, "output_projection": 2,
+        "up_projection": 0.5625, "down_projection": 0.5625,
+    }  # fmt: skip
+
+
 def test_mimo_v2_flash_is_counted_by_hand():
     # Keys of 192 and values of 128; 4 kv heads in 9 layers, 8 and a sink a head in 39.
     full = 4096 * (64 * (192 + 128) + 4 * (192 + 128))
@@ -191,6 +218,23 @@ def test_step_3_7_has_more_heads_in_windows_and_a_gate_a_head():
     )  # fmt: skip
     assert isinstance(gate, Vector)
     assert (gate.reads, gate.writes) == (48 * 128 + 48, 48 * 128)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("falcon-7b", ["71 heads, 1 kv heads, width 64, beside its feed-forward layer"]),
+        ("mimo-v2-flash", ["64 heads, 4 kv heads, width 192, values of 128",
+                           "64 heads, 8 kv heads, width 192, values of 128, the last 128 keys"]),
+        ("gemma-4-26b-a4b", ["16 heads, 2 kv heads, width 512, values made of keys",
+                             "16 heads, 8 kv heads, width 256, the last 1024 keys"]),
+    ],
+)  # fmt: skip
+def test_listings_tell_kinds_of_attention_apart(name: str, words: list[str]):
+    found = [describe(block.body)[0] for block in load_model(name).model.attention]
+    assert found == [f"attention: {each}" for each in words]
+    body = parse_config(sharing(3)).attention[1].body
+    assert describe(body)[0] == "attention: 4 heads, 2 kv heads, width 32, an earlier cache"
 
 
 def test_step_s_published_layout_of_keys():
