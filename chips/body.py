@@ -1,6 +1,6 @@
 """From datasheet and constants to a `Machine`: what all chip families share.
 
-A family is a function of its own (`hbm_gpu`, `wafer`, `systolic` …) that says which number of its
+A family is a function of its own (`hbm_gpu`, `wafer`, `lpu` …) that says which number of its
 datasheet plays which part; what it does not have keeps its neutral value here, and vanishes.
 """
 

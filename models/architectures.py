@@ -187,7 +187,8 @@ class Architecture:
     Where layers differ: `full` and `near`, attention that sees all keys or has a window;
     `kv_shared`, the key of how many last layers use the cache of an earlier one of their kind;
     `gate`, a flag of gates per head; `blocks`, the key of a list with an object per layer;
-    `pattern`, the key of a text with a letter per sublayer. `parallel` blocks; `multi_query`, a
+    `pattern`, the key of a text with a letter per sublayer; `drafts`, whether draft layers are as
+    the last layer is. `parallel` blocks; `multi_query`, a
     flag of one kv head for all, and the flag that overrules it;
     `embedding_norm`, 1 where embeddings are normalised. `inner` and `longest`, the inner width in
     hidden ones and the longest context where a file does not give them, because its class has no
@@ -230,6 +231,7 @@ class Architecture:
     expert_dtype: str | None = None
     residual_blocks: str | None = None
     pattern: str | None = None
+    drafts: bool = True
     routed: Routed | None = None
     fixed: tuple[tuple[str, Any], ...] = ()
     repeated: tuple[tuple[str, str], ...] = ()
@@ -423,6 +425,8 @@ _STEP = Architecture(
         ("num_experts_per_tok", "moe_top_k"),
     ),
     harmless=("moe_router_scaling_factor", "moe_router_activation", "norm_expert_weight"),
+    # Dense, by what its checkpoint can hold; their sizes are not told.
+    drafts=False,
 )
 
 ARCHITECTURES: Mapping[str, Architecture] = {

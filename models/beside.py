@@ -28,7 +28,7 @@ def read_draft(config: Mapping[str, Any], where: str = "config.json") -> Draft |
     """
     decoder, _, arch, _ = decoder_of(config, where)
     count = _draft_layers(decoder, where)
-    if not count:
+    if not count or not arch.drafts:
         return None
     model = parse_config(config, where)
     if arch.pattern is not None:

@@ -471,10 +471,11 @@ def caveats(config: Mapping[str, Any]) -> tuple[str, ...]:
     nested = config.get(arch.nested) if arch is not None and arch.nested is not None else None
     decoder = nested if isinstance(nested, Mapping) else config
     notes = []
+    drafts = arch is not None and arch.drafts
     if arch is not None and arch.longest is not None and decoder.get(arch.context) is None:
         notes.append(f"{arch.context} is not given: {arch.longest:,} tokens, as it was trained")
     notes += [
-        f"{key} {value}: draft layers are counted apart"
+        f"{key} {value}: draft layers are {'counted apart' if drafts else 'not counted'}"
         for key in _DRAFT_LAYERS
         if not is_off(value := decoder.get(key)) and isinstance(value, int)
     ]

@@ -355,6 +355,9 @@ def _shape(row: Mapping[str, Any]) -> str:
             f"{times('sequences', 'queries', 'keys')}, {row['heads']:g} heads, "
             f"{row['kv_heads']:g} kv, width {row['qk_width']:g}"
         )
+    if kind == "scan":
+        state = f"{row['state']:g} × {row['width']:g}"
+        return f"{times('sequences', 'tokens')}, {row['heads']:g} heads, state {state}"
     if kind == "collective":
         return f"{times('rows', 'width')} over {row['ranks']:g}"
     return times("rows") if math.isfinite(float(row["rows"])) else ""
@@ -364,13 +367,14 @@ def operators_table(dataset: "xr.Dataset") -> "Group":
     """Returns the operators of the decode step and of the step that carries a chunk of a prompt.
 
     Shapes are of one rank: rows × columns × inner of products, sequences × queries × keys of
-    attention.
+    attention, sequences × tokens of recurrences.
     """
     from rich.console import Group
 
     shown: list[Any] = []
     names = ("name", "step", "kind", "kernel", "count", "rows", "columns", "inner", "groups",
              "sequences", "queries", "keys", "heads", "kv_heads", "qk_width", "width", "ranks",
+             "tokens", "state",
              "flops", "memory_bytes", "seconds_each", "seconds", "share_of_step",
              *(name for name, _ in _PARTS))  # fmt: skip
     columns = {name: dataset[name].values for name in names}

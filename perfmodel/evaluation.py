@@ -195,6 +195,7 @@ def _about(asked: Question, call: str) -> dict[str, Any]:
 SHAPES = (
     "rows", "columns", "inner", "groups", "sequences", "queries", "keys", "pairs", "heads",
     "kv_heads", "qk_width", "v_width", "width", "ranks", "reads", "writes",
+    "tokens", "state",
 )  # fmt: skip
 """Shapes of operators on one rank; an operator has those of its kind."""
 

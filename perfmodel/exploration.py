@@ -181,6 +181,7 @@ def frontier(
             `usd` (an hour) or `rack`.
         descend: find the plans by gradient instead (`perfmodel.descent`), and compare with the
             enumeration: `candidate_hypervolume` is the share of its hypervolume that is reached.
+            Wafers keep the enumerated plans (no gradients).
         price: rent [USD per chip and hour], of all chips or by chip.
         ownership, electricity, pue, lifetime: as of `estimate`.
 
@@ -235,15 +236,22 @@ def frontier(
     return points.assign(table.variables).assign_attrs(table.attrs)
 
 
+def _side_by_side(chip: Chip) -> int:
+    """Returns how many stages may lie on one chip; 0 where each takes a whole one."""
+    regions = chip.fields.get("regions")
+    most = 0 if regions is None or regions.value is None else int(regions.value)
+    return most if most > 1 else 0
+
+
 def _plans_of(chip: Chip, asked: Question, space: "Space", plans: Designs) -> Designs:
     """Returns the plans of a chip: those of all, or where layers lie side by side on it, of such.
 
     Prompts then stream through the pipeline in chunks of the chip's own.
     """
-    regions = chip.fields.get("regions")
-    if regions is None or not regions.value or regions.value < 2.0:
+    regions = _side_by_side(chip)
+    if not regions:
         return plans
-    listed = question.pipelines(asked.model.model, space.max_chips, int(regions.value))
+    listed = question.pipelines(asked.model.model, space.max_chips, regions)
     chunk = chip.fields["prompt_chunk"].value
     chunks = space.chunks if not chunk else [int(chunk)]
     return enumerate_plans(listed, space.batches, chunks, space.max_chips)
@@ -278,6 +286,9 @@ def _descended(
     found, gradients, starts = [], [], []
     for chip in range(len(asked.chips)):
         kinds = [kind for kind in range(len(asked.formats)) if asked.supports(chip, kind)]
+        if _side_by_side(asked.chips[chip]):
+            # The stages on a chip are no relaxed variable yet: its plans stay the enumerated ones.
+            kinds = []
         parts = [descent.descend(asked, chip, kind, *space[:3], axes, space[3]) for kind in kinds]
         parts = [part for part in parts if len(part.plans.tp)]
         if parts:

@@ -504,7 +504,7 @@ def check_degrees(
     if cp > 1 and next(unspread, None) is not None:
         raise InputError(
             f"cp: {cp} ranks cannot share the keys of {model.name}: not modelled for keys that are "
-            "chosen by blocks or compressed (nearest: 1)"
+            "chosen by blocks or compressed, nor for recurrent states (nearest: 1)"
         )
     if not cuts(network, shard()):
         body = network.attention[0].body

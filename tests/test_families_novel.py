@@ -10,9 +10,10 @@ import pytest
 
 import perfmodel
 from perfmodel import calibrate_families, tiers, validation
-from perfmodel.chips import constants, load_chip
+from perfmodel.chips import constants, load_chip, wafer
 from perfmodel.errors import InputError
-from perfmodel.machine import Rank
+from perfmodel.machine import Rank, matmul_parts
+from perfmodel.operators import KERNELS, Matmul
 
 CHIPS = ("wse2", "wse3", "groq_lpu", "groq_3_lpu", "corsair", "sn40l")
 
@@ -105,12 +106,17 @@ def test_families_stack_in_one_program():
 
 
 def test_neutral_constants_leave_the_roofline():
-    fields, known = load_chip("wse3").inputs()
-    from perfmodel.chips import wafer
-
-    plain = wafer.machine(fields, constants.neutral() | {"mesh.reduction": 0.0})
-    assert float(plain.mesh.hop_time) == float(plain.mesh.tree_time) == 0.0
-    assert known["mesh.reduction"] > 0.0
+    # Without a time for sums, a product of 8 × 64 × 4096 is 2·m·n·k/P beside its bytes/W; what is
+    # left of the mesh is m·n results of 2 B on an edge of √900,000 elements, 4 B a cycle each.
+    fields, _ = load_chip("wse3").inputs()
+    rank = Rank(wafer.machine(fields, constants.neutral() | {"mesh.reduction": 0.0}))
+    kind = jnp.zeros(len(KERNELS)).at[0].set(1.0)
+    found = matmul_parts(Matmul("p", "decode/ffn", 8, 64, 4096, 2, 2, kind), rank)
+    arithmetic = 2 * 8 * 64 * 4096 / 15.6e15
+    moved = 2 * (64 * 4096 + 8 * 4096 + 8 * 64) / 21e15
+    edge = 2 * 8 * 64 / (4 * 1.1e9 * math.sqrt(900_000))
+    expected = math.hypot(arithmetic, moved) + edge
+    assert float(found.total) == pytest.approx(expected, rel=1e-4)
 
 
 def test_constants_by_pattern():
@@ -180,3 +186,20 @@ def test_tiers_conserve_bytes_and_fill_in_order():
         assert both.tolist() == pytest.approx([2.0, 3.0, 7.0, 0.0])
     slope = jax.grad(lambda z: tiers.fill(free, 8.0, 4.0, z).cache[0])(0.1)
     assert float(slope) == pytest.approx(-8.0)  # a share of the weights takes the keys' place
+
+
+def test_a_wafer_of_few_numbers_still_waits_for_its_sums(tmp_path):
+    # Three numbers are a chip; what is not given is the family's, and marked.
+    numbers = {"peak_bf16": (5e15, "FLOP/s"), "memory_capacity": (30e9, "B")}
+    numbers["memory_bandwidth"] = (1e16, "B/s")
+    tables = [
+        f'[{name}]\nvalue = {value}\nunit = "{unit}"\nkind = "assumed"\n'
+        for name, (value, unit) in numbers.items()
+    ]
+    file = tmp_path / "mine.toml"
+    file.write_text("\n".join(['[chip]\nname = "mine"\nfamily = "wafer"\n', *tables]))
+    chip = load_chip(file)
+    assert chip.fields["elements"].kind == "assumed"
+    assert float(Rank(chip.machine).mesh_latency) == pytest.approx(
+        float(Rank(load_chip("wse3").machine).mesh_latency), rel=1e-6
+    )
