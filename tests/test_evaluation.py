@@ -272,6 +272,23 @@ def test_operators_add_up_to_the_estimate(plan: dict) -> None:
         assert variable.attrs["units"] and variable.attrs["long_name"]
 
 
+@pytest.mark.parametrize(
+    ("model", "chip", "plan"),
+    [
+        # Operators are of one attention group, of eight.
+        ("qwen3-30b-a3b", "h100", dict(tp=8, ep=8, attention_dp=8, batch=64)),
+        # Weights and keys in two memories.
+        ("llama-3.1-8b", "corsair", dict(weights="int8", offload=1.0, batch=4)),
+    ],
+)
+def test_operators_add_up_for_groups_and_tiers(model: str, chip: str, plan: dict) -> None:
+    options = {"isl": 400, "osl": 100, **plan}
+    table = evaluation.operators(model, chip, **options)
+    found = evaluation.estimate(model, chip, **options)
+    mixed = (table.step_seconds * table.step_weight).sum()
+    assert float(mixed) == pytest.approx(float(found.tpot_s), rel=1e-5)
+
+
 def test_operators_show_shapes() -> None:
     table = evaluation.operators("llama-3.3-70b", "h100", tp=8, batch=32, **LOAD)
     up = table.isel(operator=(table.name == "up_projection") & (table.step == "decode")).squeeze()
@@ -281,6 +298,10 @@ def test_operators_show_shapes() -> None:
     at = (table.name == "decode_attention") & (table.step == "decode")
     attention = table.isel(operator=at).squeeze()
     assert (attention.heads, attention.kv_heads, attention["keys"]) == (8, 1, 4500)
+    hybrid = evaluation.operators("qwen3-next-80b-a3b", "h100", tp=4, batch=2, isl=400, osl=100)
+    at = (hybrid.name == "decode_recurrence") & (hybrid.step == "decode")
+    scan = hybrid.isel(operator=at).squeeze()
+    assert (scan.sequences, scan.tokens, scan.heads, scan.state, scan.width) == (2, 1, 8, 128, 128)
     infeasible = evaluation.operators("llama-3.1-405b", "h100", **LOAD)
     assert not infeasible.feasible and np.isnan(infeasible.seconds).all()
 
