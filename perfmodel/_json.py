@@ -133,3 +133,23 @@ def traced(dataset: "xr.Dataset") -> dict[str, Any]:
         if variable.ndim == 0
     }
     return {**dataset.attrs, **numbers, "operators": rows(dataset, "operator")}
+
+
+def system(found: "xr.Dataset") -> dict[str, Any]:
+    """Returns a serving system: its numbers, and its pools and links."""
+    scalars = {
+        str(name): plain(value.values) for name, value in found.data_vars.items() if not value.dims
+    }
+    links = dict(zip(found["link"].values, found["link_load"].values, strict=True))
+    parts = dict(zip(found["part"].values, found["tpot_parts_s"].values, strict=True))
+    margins = dict(zip(found["constraint"].values, found["margin"].values, strict=True))
+    return {
+        **_head(found),
+        "batch": found.attrs["batch"],
+        **({"draft": found.attrs["draft"]} if "draft" in found.attrs else {}),
+        **scalars,
+        "pools": rows(found, "pool"),
+        "link_load": plain(links),
+        "tpot_parts_s": plain(parts),
+        "margins": plain(margins),
+    }

@@ -86,6 +86,29 @@ _Routing = Annotated[
         help="How tokens fall on experts: evenly, or by a power law (docs/routing.md).",
     ),
 ]
+_POOL = "CHIP[:tp=…,replicas=…]"
+_Prefill = Annotated[str | None, typer.Option(metavar=_POOL, help="Pool that computes prompts.")]
+_Decode = Annotated[
+    str | None, typer.Option(metavar=_POOL, help="Pool that decodes (attention and FFN).")
+]
+_Attention = Annotated[
+    str | None, typer.Option(metavar=_POOL, help="Pool of attention while decoding.")
+]
+_Ffn = Annotated[
+    str | None, typer.Option(metavar=_POOL, help="Pool of feed-forward layers while decoding.")
+]
+_Draft = Annotated[
+    str | None,
+    typer.Option(metavar="MODEL[@CHIP:…]", help="Draft model, and its pool (else where decoded)."),
+]
+_DraftTokens = Annotated[float, typer.Option(help="Tokens drafted in a cycle.")]
+_Acceptance = Annotated[
+    str | None, typer.Option(metavar="RATE[,RATE…]", help="Share of drafts accepted, by position.")
+]
+_Accepted = Annotated[
+    str | None,
+    typer.Option(metavar="LENGTH[,…]", help="Mean tokens of a cycle, or those of 1, 2, … drafts."),
+]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON, in SI units, and nothing else.")]
 
 
@@ -266,14 +289,70 @@ def estimate(
             help="Argument of that function, as 8,4096:bf16 (repeat for more).",
         ),
     ] = None,
+    prefill: _Prefill = None,
+    decode: _Decode = None,
+    attention: _Attention = None,
+    ffn: _Ffn = None,
+    draft: _Draft = None,
+    draft_tokens: _DraftTokens = 4.0,
+    acceptance: _Acceptance = None,
+    accepted_length: _Accepted = None,
+    micro_batches: Annotated[
+        int, typer.Option(help="Micro-batches that take turns between pools.")
+    ] = 1,
+    link: Annotated[
+        str | None,
+        typer.Option(
+            metavar="GB/s",
+            help="Bandwidth between pools, inf for an ideal one.",
+            show_default="the chips' ports",
+        ),
+    ] = None,
     assume_dense: _Dense = False,
     json: _Json = False,
 ) -> None:
     """Tell what one design achieves and what binds it.
 
-    Speed, throughput, memory, energy and cost of a model on chips at a plan. Exit status 3 where it
-    does not fit or misses a limit.
+    Speed, throughput, memory, energy and cost of a model on chips at a plan. With pools of their
+    own for prefill, attention, FFN or drafts, that of the whole system: CHIP and its options are
+    then the pool of the rest. Exit status 3 where it does not fit or misses a limit.
     """
+    named = {"prefill": prefill, "decode": decode, "attention": attention, "ffn": ffn}
+    if any(named.values()) or draft is not None:
+        from perfmodel import _system_command
+
+        if operators or sensitivity or out is not None or trace is not None:
+            raise InputError(
+                "--operators, --sensitivity, --out and --trace: of one pool only, not of several"
+            )
+        made = _system_command.Asked(
+            model=model, chip=chip, pools={k: v for k, v in named.items() if v is not None},
+            draft=draft, draft_tokens=draft_tokens, acceptance=acceptance,
+            accepted_length=accepted_length, micro_batches=micro_batches, link=link,
+            base=dict(tp=tp, pp=pp, ep=ep, attention_dp=attention_dp, regions=regions,
+                      replicas=replicas, chunk=chunk, weights=weights, activations=activations,
+                      kv=kv),
+            assume_dense=assume_dense,
+        )  # fmt: skip
+        with _working("evaluating", quiet=json):
+            _ready()
+            found = _system_command.run(
+                made, batch=batch, isl=isl, osl=osl, prefix_hit=prefix_hit, engine=engine,
+                slo_ttft=_time(slo_ttft, "--slo-ttft"), slo_tpot=_time(slo_tpot, "--slo-tpot"),
+                price=price, ownership=ownership, electricity=electricity, pue=pue,
+                lifetime=lifetime, routing=_exponent(routing),
+            ).assign_attrs(_command(context))  # fmt: skip
+        if json:
+            from perfmodel import _json
+
+            _print_json(_json.system(found))
+        else:
+            from perfmodel import report
+
+            report.write(report.system_table(found))
+        if not bool(found["feasible"]):
+            raise Infeasible(str(found["binding"].item()))
+        return
     if trace is not None:
         _estimate_function(context, trace, shape or [], model, json)
         return

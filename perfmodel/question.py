@@ -543,6 +543,8 @@ def divisors(number: int) -> list[int]:
 
 
 def _near(wanted: int, valid: Sequence[int]) -> str:
+    if not valid:
+        return " (no other fits the rest of the plan)"
     near = min(valid, key=lambda d: (abs(math.log(d / wanted)), d))
     listed = valid if len(valid) <= 16 else [*valid[:15], "…"]
     return f" (nearest: {near}; valid: {', '.join(map(str, listed))})"

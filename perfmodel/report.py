@@ -19,6 +19,7 @@ from perfmodel._drawing import Drawing
 from perfmodel._overview import AXES as OVERVIEW_AXES
 from perfmodel._overview import overview_table
 from perfmodel._size_table import size_table
+from perfmodel._system_table import system_table
 from perfmodel._tables import (
     estimate_table,
     footnotes,
@@ -43,7 +44,7 @@ __all__ = [
     "frontier_table", "grid", "headline", "lines", "load_dataset", "operators_table",
     "overlay_text", "overview_table", "predictions_table", "save_dataset", "save_frontier",
     "save_html", "save_png", "save_sensitivity", "save_size", "sensitivity_table", "size_table",
-    "traced_table", "write",
+    "system_table", "traced_table", "write",
 ]  # fmt: skip
 
 WIDTH = 120

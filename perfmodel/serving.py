@@ -190,7 +190,7 @@ def split_prompt(load: Load, plan: Plan) -> Prefill:
     return Prefill(chunks, chunk, new)
 
 
-def _stage_share(model: Model, plan: Plan, shard: Shard) -> Array:
+def stage_share(model: Model, plan: Plan, shard: Shard) -> Array:
     """Returns the part of the layers that one chip holds."""
     per_stage = ceil(model.layers * inverse(plan.stages)) * inverse(model.layers)
     return per_stage * inverse(shard.share)
@@ -215,31 +215,61 @@ def attention_groups(plan: Plan) -> Array | None:
     return minimum(as_real(plan.batch), as_real(plan.attention_dp))
 
 
+def chip_weights(
+    machine: Machine,
+    model: Model,
+    plan: Plan,
+    precision: Precision,
+    decoder: Real | None = None,
+) -> Array:
+    """Returns bytes of weights on the fullest chip of a plan [B].
+
+    Layers spread evenly; the first and the last stage hold the embedding and the output head.
+    `decoder` are the bytes of all layers on one rank where that holds not all of them.
+    """
+    shard = plan.shard(machine)
+    part = stage_share(model, plan, shard)
+    table = model.vocabulary * model.hidden * precision.head_bytes * inverse(shard.ranks)
+    tables = (2.0 - model.tied) * table
+    ends = maximum(1.0, (2.0 - model.tied) * inverse(minimum(as_real(plan.chips), plan.stages)))
+    layers = weight_bytes(model, precision, shard) - tables if decoder is None else decoder
+    return layers * part + table * ends
+
+
 def footprint(
-    machine: Machine, model: Model, load: Load, plan: Plan, precision: Precision, engine: Engine
+    machine: Machine,
+    model: Model,
+    load: Load,
+    plan: Plan,
+    precision: Precision,
+    engine: Engine,
+    weights: Array | None = None,
+    prompts: Real = 1,
+    beside: Real | None = None,
 ) -> Footprint:
     """Returns memory per chip and how many requests an attention group admits.
 
     A request holds its own prompt and, on average, half its output, in whole pages; the shared
-    prefix is stored once. One whole request must fit, or the plan is infeasible.
+    prefix is stored once. One whole request must fit, or the plan is infeasible. `weights` on a
+    chip [B] where it does not hold all of the network; `prompts` is 0 where it computes none;
+    what a sequence takes `beside` its own keys and values [B], of a draft.
     """
     shard = plan.shard(machine)
     prefill = split_prompt(load, plan)
-    part = _stage_share(model, plan, shard)
-    # Layers spread evenly; the first and the last stage hold the embedding and the output head.
-    table = model.vocabulary * model.hidden * precision.head_bytes * inverse(shard.ranks)
-    tables = (2.0 - model.tied) * table
-    ends = maximum(1.0, (2.0 - model.tied) * inverse(minimum(as_real(plan.chips), plan.stages)))
-    weights = (weight_bytes(model, precision, shard) - tables) * part + table * ends
+    part = stage_share(model, plan, shard)
+    if weights is None:
+        weights = chip_weights(machine, model, plan, precision)
     # Intermediate results are linear in the sequences of a pass: a chunk's, and one sequence's.
     groups = attention_groups(plan)
     chunk = activation_bytes(model, Step(0, load.isl, chunk=prefill.chunk, groups=groups), shard)
+    chunk = chunk if isinstance(prompts, int) else chunk * prompts
     sequence = activation_bytes(model, Step(1, load.isl, groups=groups), shard)
     cached = load.isl - prefill.new_tokens
 
     def pages(tokens: Array) -> Array:
         whole = ceil_div(tokens, engine.block) * engine.block
-        return sequence_bytes(model, precision, whole, shard) * part
+        own = sequence_bytes(model, precision, whole, shard) * part
+        return own if beside is None else own + beside
 
     shared = kv_bytes(model, precision, cached, shard) * part
     live = pages(prefill.new_tokens + 0.5 * load.osl)
@@ -269,29 +299,52 @@ class Passes(NamedTuple):
     mixed: Step
 
 
-def passes(load: Load, plan: Plan, prefill: Prefill, running: Array, engine: Engine) -> Passes:
+def passes(
+    load: Load,
+    plan: Plan,
+    prefill: Prefill,
+    running: Array,
+    engine: Engine,
+    *,
+    rounds: Real | None = None,
+    depth: Real | None = None,
+    fused: Real | None = None,
+    prompts: Real | None = None,
+    queries: Real = 1,
+) -> Passes:
     """Returns what passes through the network while `running` requests of a group are served.
 
     Prompts shorter than a chunk share one: as many as finish in a round, C/(M(O + 1)), if they fit.
     Where every pass carries a chunk, O·M/n sequences decode beside it, and no more.
+
+    Args:
+        rounds: decode passes of a request, where that is not its output tokens.
+        depth: most micro-batches of a round, where that is not the plan's stages.
+        fused: 1 where a chunk rides along with decoding sequences, as the engine says otherwise.
+        prompts: that share a chunk if they fit, as many as finish in a round otherwise.
+        queries: tokens that a decoding sequence brings to a pass.
     """
-    micro = minimum(running, as_real(plan.stages))
+    each = as_real(load.osl if rounds is None else rounds)
+    fused = 1.0 - as_real(engine.exclusive) if fused is None else as_real(fused)
+    micro = minimum(running, as_real(plan.stages if depth is None else depth))
     per_micro = inverse(micro)
     room = maximum(1.0, plan.chunk * inverse(prefill.new_tokens))
-    prompts = maximum(1.0, minimum(running * per_micro * inverse(load.osl + 1.0), room))
-    chunks = prefill.chunks * inverse(prompts)
+    finishing = running * per_micro * inverse(each + 1.0) if prompts is None else prompts
+    together = maximum(1.0, minimum(finishing, room))
+    chunks = prefill.chunks * inverse(together)
     one = prefill.chunk
-    shared = Chunk(one.tokens * prompts, one.pairs, one.keys, one.ends * prompts, prompts)
-    saturated = load.osl * inverse(per_micro * chunks)
+    shared = Chunk(one.tokens * together, one.pairs, one.keys, one.ends * together, together)
+    saturated = each * inverse(per_micro * chunks)
     context = load.isl + 0.5 * load.osl
     # Prompts computed in steps of their own starve no one, and nothing decodes beside them.
-    most = jnp.where(engine.exclusive > 0.0, running, maximum(saturated, 1.0))
+    most = jnp.where(fused > 0.0, maximum(saturated, 1.0), running)
     decoding = minimum(running, most) * per_micro
-    fused = 1.0 - as_real(engine.exclusive)
     beside = fused * minimum(maximum(0.0, running - 1.0), saturated) * per_micro
     groups = attention_groups(plan)
-    decode = Step(decoding, context, groups=groups)
-    return Passes(micro, chunks, decode, Step(beside, context, chunk=shared, groups=groups))
+    decode = Step(decoding, context, queries, groups=groups)
+    return Passes(
+        micro, chunks, decode, Step(beside, context, queries, chunk=shared, groups=groups)
+    )
 
 
 def unhidden(
@@ -481,8 +534,8 @@ def estimate(
     margins = jnp.stack(
         [
             room.margin,
-            _kernel_margin(machine, precision),
-            _divisibility(model, shard),
+            kernel_margin(machine, precision),
+            divisibility(model, shard),
             (model.max_context - load.isl - osl) / model.max_context,
             1.0 - ttft * inverse(asked.ttft),
             1.0 - tpot * inverse(asked.tpot),
@@ -527,7 +580,7 @@ def estimate(
     )
 
 
-def _kernel_margin(machine: Machine, precision: Precision) -> Array:
+def kernel_margin(machine: Machine, precision: Precision) -> Array:
     """Returns the least peak of the kernels in use over the 16-bit one; negative if none."""
     peaks = machine.kernels.peak
     least = jnp.sum(peaks * precision.kernel)
@@ -535,7 +588,7 @@ def _kernel_margin(machine: Machine, precision: Precision) -> Array:
     return least / peaks[0] - 1e-6
 
 
-def _divisibility(model: Model, shard: Shard) -> Array:
+def divisibility(model: Model, shard: Shard) -> Array:
     """Returns minus how far the plan is from cutting heads, widths and experts into whole parts."""
     miss = as_real(0.0)
     for block in model.blocks:
