@@ -16,7 +16,7 @@ measured. So the host's launch of a layer, beside the device, is a constant of t
 
 Check points (`perfmodel/validation/gaudi.csv`): 191 static batches of Llama-2, Llama-3 and Qwen2 on
 1 to 8 Gaudi 2 measured by Argonne in 2024, of which three constants have seen twelve: the median of
-the others is 8 %. Intel's of the same year in 8 bits, seen by none: 5 % on Gaudi 3, 15 % on Gaudi 2.
+the others is 8 %. Intel's of the same year in 8 bits, seen by none: 6 % on Gaudi 3, 16 % on 2.
 A static batch takes prompts, then steps: that is a request's time in a closed loop (burst 0).
 Best products: 418.7 TFLOP/s on Gaudi 2, 1,243 on Gaudi 3, which throttles.
 
