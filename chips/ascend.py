@@ -18,8 +18,8 @@ were measured, since softmax on the vector units goes between the two products.
 Check points (`perfmodel.calibrate_ascend`, whose three constants a kind see a third of the shapes):
 medians of what they have not seen are 12 % on products of 16 and 8 bits, 15 % on decode, 7 % on
 context attention, 5 and 10 % on experts; nine of ten lie within 21 to 42 %. Huawei's own serving of
-DeepSeek-R1 (arXiv:2506.12708: prompts at 6,688 tok/s a 910C) is about twice as fast as these kernels
-make it (3,200 on 16 chips): it has kernels of its own, and is not fitted.
+DeepSeek-R1 (arXiv:2506.12708: prompts at 6,688 tok/s a 910C) is about twice as fast as these
+kernels make it (3,200 on 16 chips): it has kernels of its own, and is not fitted.
 
 Limits: which 910B was measured is not stated; 327 TFLOP/s exceeds what 20 cores can do. Kernels
 were launched one by one, so their start of 46 to 49 µs in attention may shrink in a captured graph.
