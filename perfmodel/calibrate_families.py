@@ -46,6 +46,12 @@ TASKS: tuple[Task, ...] = (
         ("sn40l",),
         {"floors.serial": 6e-6, "decode.stream": 0.2, "decode.item_time": 0.2e-6},
     ),
+    Task(
+        "trainium",
+        ("inf2", "trn1"),
+        {"floors.serial": 1.2e-4, "decode.stream": 0.3, "kernels.*.efficiency": 0.4},
+    ),
+    Task("tpu", ("tpu_v6e",), {"floors.serial": 5e-5}),
 )
 """Fits in order."""
 
