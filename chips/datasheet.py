@@ -293,11 +293,11 @@ and `high`. Kinds are reported, measured, derived, fitted, assumed and unknown; 
 value, and a number without a source is assumed. GB are decimal; rates are dense, bandwidths one
 direction, and power is that of the board.
 
-`[chip]` holds `name`, `family` (hbm_gpu, wafer, lpu, corsair, dataflow, trainium or tpu) and may hold `title`,
-`vendor`, `generation`, `year` and `aliases`. A chip of a measured `generation` (ampere, ada,
-hopper, blackwell, blackwell_workstation) without kernel fits of its own takes those of a chip of
-its generation; any other (cdna2, cdna3, cdna4) takes the family's. Which one is shown with every
-constant.
+`[chip]` holds `name`, `family` (hbm_gpu, wafer, lpu, corsair, dataflow, trainium or tpu) and may
+hold `title`, `vendor`, `generation`, `year` and `aliases`. A chip of a measured `generation`
+(ampere, ada, hopper, blackwell, blackwell_workstation) without kernel fits of its own takes those
+of a chip of its generation; any other (cdna2, cdna3, cdna4) takes the family's. Which one is shown
+with every constant.
 """
 
 _CONSTANTS = """\
