@@ -17,11 +17,11 @@ as in the scaling book: 2·V/(a·W_axis) with W_axis both directions of an axis 
 to rings only where a slice spans them: 16 chips on v5e and v6e, so smaller slices are lines
 (`open_ends`); cubes of 4 × 4 × 4 on the others.
 
-By hand, Llama-3.3-70B on eight v6e, 64 requests of 1,000 and 1,000 tokens: weights 141 GB/(8·0.85·
-1.638 TB/s) = 12.7 ms, 256 rows 2·256·70e9/(8·0.8·918e12) = 6.1 ms, both 14.1 ms; keys 64·1,500·328 kB
-over 8·0.6·1.638 TB/s 4.0 ms; 160 all-reduces of 1 MB, 3.7 µs of hops and 10 µs on a line, 2.2 ms; 80
-layers of 28 µs 2.2 ms; host 0.4 ms: 23 ms, and 26 with the prompts' chunks that an eighth of the
-steps carry, measured 25.4.
+By hand, Llama-3.3-70B on eight v6e, 64 requests of 1,000 and 1,000 tokens: weights 141 GB over
+8·0.85·1.638 TB/s 12.7 ms, 256 rows 2·256·70e9/(8·0.8·918e12) = 6.1 ms, both 14.1 ms; keys
+64·1,500·328 kB over 8·0.6·1.638 TB/s 4.0 ms; 160 all-reduces of 1 MB, 3.7 µs of hops and 10 µs on a
+line, 2.2 ms; 80 layers of 27 µs 2.1 ms; host 0.4 ms: 23 ms, and 26 with the prompts' chunks that an
+eighth of the steps carry, measured 25.4.
 
 Check points (`perfmodel/validation/tpu.csv`): one constant, the time between operators of a layer,
 is fitted on that row alone. Unseen: PaLM 540B on 64 v4, 29 ms a token (arXiv:2211.05102); three
