@@ -25,7 +25,8 @@ eighth of the steps carry, measured 25.4.
 
 Check points (`perfmodel/validation/tpu.csv`): one constant, the time between operators of a layer,
 is fitted on that row alone. Unseen: PaLM 540B on 64 v4, 29 ms a token (arXiv:2211.05102); three
-networks on v7, eight runs. Limits: collectives are not overlapped with products, which makes large
+networks on v7, eight runs; but what is assumed of experts and of fused work was chosen with them
+in view. Limits: collectives are not overlapped with products, which makes large
 prompts of PaLM 1.7 times too slow (76 % of the peak published); the side of v7's arrays and the
 power of all but v4 are not published; optical switches are free; slices smaller than a ring of
 each axis have fewer links than W, beyond what `open_ends` says.

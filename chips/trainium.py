@@ -24,7 +24,8 @@ By hand, one request of Llama-2-70B on 16 Trainium1, 32 cores: weights 141 GB/(1
 all-reduces of six hops 1.4 ms; keys and host 1 ms. Together 27 ms, measured 25.2.
 
 Check points (`perfmodel/validation/trainium.csv`): AWS's tables for Transformers-NeuronX of 2024 on
-Trainium1 and Inferentia2, nine of the rows fitted; tutorials for Trainium2, none fitted.
+Trainium1 and Inferentia2, nine of the rows fitted; tutorials for Trainium2, none fitted. What is
+assumed, not fitted, was chosen with all of them in view.
 Limits: time to first token of these tables jumps at 2,048 tokens and grows faster than the number
 of prompts in a batch, so that long and batched prompts come out up to five times too fast; those
 of Trainium2 with kernels of 2025 up to twice too slow. Heads that do not divide over the cores are
