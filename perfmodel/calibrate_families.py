@@ -51,6 +51,12 @@ TASKS: tuple[Task, ...] = (
         ("gaudi2",),
         {"kernels.*.stream": 0.8, "floors.launch": 1.6e-4, "fabric.*_latency": 2e-5},
     ),
+    Task(
+        "trainium",
+        ("inf2", "trn1"),
+        {"floors.serial": 1.2e-4, "decode.stream": 0.3, "kernels.*.efficiency": 0.4},
+    ),
+    Task("tpu", ("tpu_v6e",), {"floors.serial": 3e-5}),
 )
 """Fits in order."""
 
