@@ -153,3 +153,14 @@ def system(found: "xr.Dataset") -> dict[str, Any]:
         "tpot_parts_s": plain(parts),
         "margins": plain(margins),
     }
+
+
+def systems(found: "xr.Dataset", files: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns frontiers of serving systems: their points."""
+    keys = ("hypervolume", "gradients", "enumerated", "starts")
+    return {
+        **_head(found),
+        **{key: plain(found.attrs[key]) for key in keys if key in found.attrs},
+        "points": rows(found, "point"),
+        **({"files": plain(files)} if files else {}),
+    }

@@ -60,6 +60,38 @@ def bandwidth(text: str | None) -> float | None:
 def run(asked: Asked, **options: Any) -> "xr.Dataset":
     """Returns what the system asked for achieves."""
     from perfmodel import systems
+
+    network, pools, base, extra = _read(asked)
+    return systems.serve(
+        network, pools, base=base, micro=float(asked.micro_batches), **extra, **options
+    )
+
+
+def frontier(asked: Asked, chips: list[str], plain: dict[str, Any], **options: Any) -> "xr.Dataset":
+    """Returns the frontier of the system asked for, and of one pool of each of `chips` beside it.
+
+    Args: `plain`, the formats of those pools.
+    """
+    from perfmodel import system_search, systems
+
+    network, pools, base, extra = _read(asked)
+    named = ", ".join(f"{role} {_chip(pool)}" for role, pool in pools.items())
+    fronts = {named: system_search.frontier(network, pools, base=base, **extra, **options)}
+    about = dict(fronts[named].attrs)
+    options.pop("descend", None)
+    for chip in chips:
+        one = {"decode": systems.PoolAsked(chip, **plain)}
+        fronts[f"{chip} alone"] = system_search.frontier(network, one, **options)
+    return system_search.beside(fronts).assign_attrs(about)
+
+
+def _chip(pool: Any) -> str:
+    return str(pool).partition(":")[0] if isinstance(pool, str) else str(pool.chip)
+
+
+def _read(asked: Asked) -> tuple[Any, dict[str, Any], Any, dict[str, Any]]:
+    """Returns the network, pools by role, the pool of the rest, and further arguments."""
+    from perfmodel import systems
     from perfmodel.models.catalogue import load_model
     from perfmodel.placement import Links
 
@@ -92,6 +124,4 @@ def run(asked: Asked, **options: Any) -> "xr.Dataset":
         between = systems.link(bandwidth(asked.link), None)
         extra["links"] = Links(between, between, between)
     network = load_model(asked.model, assume_dense=asked.assume_dense)
-    return systems.serve(
-        network, pools, base=base, micro=float(asked.micro_batches), **extra, **options
-    )
+    return network, pools, base, extra

@@ -87,3 +87,43 @@ def system_table(found: "xr.Dataset") -> "Group":
             style="dim",
         ),
     )
+
+
+def systems_table(found: "xr.Dataset", most: int = 14) -> "Group":
+    """Returns the points of `perfmodel.system_search.beside`, of each system the fewest that show
+    its whole range."""
+    import numpy as np
+    from rich.console import Group
+
+    x, y = str(found.attrs["x"]), str(found.attrs["y"])
+    rows = grid(
+        ("system", "left"), ("tok/s\nuser", "right"), ("tok/s\nchip", "right"),
+        ("TTFT\ns", "right"), ("chips", "right"), ("batch", "right"), ("", "left"),
+        ("busiest", "left"),
+    )  # fmt: skip
+    for name in dict.fromkeys(str(name) for name in found["system"].values):
+        own = np.flatnonzero(found["system"].values == name)
+        shown = np.unique(np.linspace(0, len(own) - 1, min(most, len(own))).round().astype(int))
+        for place, i in enumerate(own[shown]):
+            here = found.isel(point=i)
+            rows.add_row(
+                name if place == 0 else "",
+                f"{float(here['tokens_per_second_user']):,.1f}",
+                f"{float(here['output_tokens_per_second_chip']):,.1f}",
+                f"{float(here['ttft_s']):,.2f}", f"{float(here['chips']):g}",
+                f"{int(here['batch']):,}", str(here["words"].item()), str(here["busiest"].item()),
+            )  # fmt: skip
+    extra = []
+    if "hypervolume" in found.attrs:
+        extra.append(
+            f"descent reaches {found.attrs['hypervolume']:.2%} of the enumeration's hypervolume: "
+            f"{found.attrs['evaluated']:,} systems and {found.attrs['gradients']:,} gradients "
+            f"against {found.attrs['enumerated']:,} systems"
+        )
+    return Group(
+        lines(f"{_labels.model_title(str(found.attrs['model']))}: {y} against {x}", style="bold"),
+        lines(f"{_labels.lengths(found)} · at most {found.attrs['max_chips']} chips"),
+        "",
+        rows,
+        lines(*extra),
+    )

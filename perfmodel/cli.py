@@ -109,6 +109,14 @@ _Accepted = Annotated[
     str | None,
     typer.Option(metavar="LENGTH[,…]", help="Mean tokens of a cycle, or those of 1, 2, … drafts."),
 ]
+_Link = Annotated[
+    str | None,
+    typer.Option(
+        metavar="GB/s",
+        help="Bandwidth between pools, inf for an ideal one.",
+        show_default="the chips' ports",
+    ),
+]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON, in SI units, and nothing else.")]
 
 
@@ -300,14 +308,7 @@ def estimate(
     micro_batches: Annotated[
         int, typer.Option(help="Micro-batches that take turns between pools.")
     ] = 1,
-    link: Annotated[
-        str | None,
-        typer.Option(
-            metavar="GB/s",
-            help="Bandwidth between pools, inf for an ideal one.",
-            show_default="the chips' ports",
-        ),
-    ] = None,
+    link: _Link = None,
     assume_dense: _Dense = False,
     json: _Json = False,
 ) -> None:
@@ -446,8 +447,8 @@ def frontier(
     context: typer.Context,
     model: _ModelName,
     chip: Annotated[
-        list[str], typer.Option(help="Chip (repeat for more), a TOML file of one, or all.")
-    ],
+        list[str] | None, typer.Option(help="Chip (repeat for more), a TOML file of one, or all.")
+    ] = None,
     x: Annotated[str, typer.Option(help="Horizontal axis.")] = "tokens_per_second_user",
     y: Annotated[str, typer.Option(help="Vertical axis.")] = "output_tokens_per_second_chip",
     per: Annotated[
@@ -486,6 +487,14 @@ def frontier(
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write frontier.nc, .png and .html there.")
     ] = None,
+    prefill: _Prefill = None,
+    decode: _Decode = None,
+    attention: _Attention = None,
+    ffn: _Ffn = None,
+    draft: _Draft = None,
+    acceptance: _Acceptance = None,
+    accepted_length: _Accepted = None,
+    link: _Link = None,
     assume_dense: _Dense = False,
     json: _Json = False,
 ) -> None:
@@ -494,6 +503,29 @@ def frontier(
     Those that no other plan of the chip betters on both axes: by default throughput per chip and
     interactivity, the tokens per second that one user sees.
     """
+    named = {"prefill": prefill, "decode": decode, "attention": attention, "ffn": ffn}
+    if any(named.values()) or draft is not None:
+        formats = (precision or ["fp8"])[0].split("/")
+        keys = ("weights", "activations", "kv")
+        base: dict[str, Any] = dict.fromkeys(keys) | dict(zip(keys, formats, strict=False))
+        from perfmodel import _system_command
+
+        asked = _system_command.Asked(
+            model=model, chip=None, pools={k: v for k, v in named.items() if v is not None},
+            draft=draft, draft_tokens=4.0, acceptance=acceptance,
+            accepted_length=accepted_length, micro_batches=1, link=link, base=base,
+            assume_dense=assume_dense,
+        )  # fmt: skip
+        _frontier_of_systems(
+            context, asked, chip or [], out, json,
+            isl=isl, osl=osl, max_chips=max_chips, prefix_hit=prefix_hit, engine=engine, x=x, y=y,
+            descend=descend, price=_prices(price), ownership=ownership, electricity=electricity,
+            pue=pue, lifetime=lifetime, slo_ttft=_time(slo_ttft, "--slo-ttft"),
+            slo_tpot=_time(slo_tpot, "--slo-tpot"),
+        )  # fmt: skip
+        return
+    if not chip:
+        raise InputError("missing option '--chip'")
     choices = {"precisions": precision, "pp": pp, "cp": cp}
     extra: dict[str, Any] = {name: given for name, given in choices.items() if given}
     limits = {
@@ -538,6 +570,30 @@ def frontier(
     report.write(report.overview_table(found) if whole else report.frontier_table(found))
     if runs is not None:
         report.write(report.overlay_text(runs))
+    if files:
+        report.write("\n".join(f"wrote {path}" for path in files.values()))
+
+
+def _frontier_of_systems(
+    context: typer.Context,
+    asked: Any,
+    chips: list[str],
+    out: Path | None,
+    json: bool,
+    **options: Any,
+) -> None:
+    """Finds the systems worth having, beside those of one pool of each chip."""
+    from perfmodel import _json, _system_command, report
+
+    with _working("evaluating every system", quiet=json):
+        _ready()
+        found = _system_command.frontier(asked, chips, dict(asked.base), **options)
+        found = found.assign_attrs(_command(context))
+        files = {} if out is None else report.save_systems(found, out)
+    if json:
+        _print_json(_json.systems(found, files))
+        return
+    report.write(report.systems_table(found))
     if files:
         report.write("\n".join(f"wrote {path}" for path in files.values()))
 

@@ -308,7 +308,10 @@ def evaluate(
     # Where prompts have chips of their own, those that are neither there nor on the link decode.
     apart, least = 1.0 - on.pa, minimum(running, 1.0)
     before = loop(full)
-    decoding = on.pa * running + apart * jnp.clip(before.rate * away * before.time, least, running)
+    # Fewer sequences decode faster, so fewer than this rate would keep: the square of the share
+    # lies below the answer unless almost all of a token's time is its own keys.
+    share = minimum(before.rate * away * before.time * inverse(running), 1.0)
+    decoding = on.pa * running + apart * maximum(running * share * share, least)
     turns = on.pa * micro + apart * minimum(decoding, depth)
     fewer = on.pa * full.batch + apart * decoding * inverse(turns)
     less = decode(fewer, turns)
@@ -320,7 +323,7 @@ def evaluate(
     arrive = again.rate * away
     slope = (before.time - again.time) * per_span
     met = (arrive * again.time - decoding) * inverse(maximum(1.0 - arrive * slope, 0.1))
-    met = jnp.clip(met, least - decoding, span)
+    met = jnp.clip(met, maximum(least - decoding, -0.3 * span), span)
     weight = jnp.where(wide, apart * met * per_span, 0.0)
     turn = Cycle(*(low + (high - low) * weight for low, high in zip(less, full, strict=True)))
     found = loop(turn)

@@ -604,3 +604,64 @@ def _dataset(
     if space.made.draft_name:
         attributes |= {"draft": space.made.draft_name}
     return xr.Dataset(variables, coords).assign_attrs(attributes | results.stamp())
+
+
+def beside(fronts: Mapping[str, xr.Dataset]) -> xr.Dataset:
+    """Returns frontiers of several systems as one, with the `system` of each point.
+
+    `on_front` marks the points that no point of any of them betters.
+    """
+    kept = []
+    shared = (
+        *AXES, "requests_per_second", "e2e_s", "chips", "batch", "drafts", "micro", "words",
+        "busiest",
+    )  # fmt: skip
+    for name, found in fronts.items():
+        worded = found.assign(
+            words=("point", [words(found, i) for i in range(found.sizes["point"])]),
+            busiest=("point", [busiest(found, i) for i in range(found.sizes["point"])]),
+        )
+        listed = worded[[key for key in shared if key in worded]]
+        kept.append(listed.assign_coords(system=("point", [name] * found.sizes["point"])))
+    first = next(iter(fronts.values()))
+    joined = xr.concat(kept, "point", join="override", combine_attrs="drop")
+    axes = (first.attrs["x"], first.attrs["y"])
+    signs = [1.0 if AXES[axis][1] else -1.0 for axis in axes]
+    x, y = (sign * joined[axis].values for sign, axis in zip(signs, axes, strict=True))
+    about = {"long_name": "no system betters this point"}
+    marked = joined.assign(on_front=("point", nondominated(x, y, _BOTH), about))
+    return marked.assign_attrs(first.attrs)
+
+
+def words(found: xr.Dataset, i: int) -> str:
+    """Returns the layout of a point in short: replicas and chips of each pool."""
+    parts = []
+    for p, name in enumerate(found["pool"].values):
+        chips, count = int(found["replica_chips"][i, p]), int(found["replicas"][i, p])
+        stages = int(found["replica_stages"][i, p])
+        what = f"TP{chips}" if stages == 1 else f"{chips} chips, {stages} stages"
+        prefix = "" if found.sizes["pool"] == 1 else f"{name} "
+        parts.append(f"{prefix}{count} × {what}")
+    extra = []
+    if int(found["drafts"][i]):
+        extra.append(f"{int(found['drafts'][i])} drafts")
+    if int(found["micro"][i]) > 1:
+        extra.append(f"{int(found['micro'][i])} micro-batches")
+    return ", ".join([*parts, *extra])
+
+
+def busiest(found: xr.Dataset, i: int) -> str:
+    """Returns the pool or link of a point that works most of the time; "" of one pool."""
+    if found.sizes["pool"] == 1:
+        return ""
+    load = found["load"].values[i]
+    return str(found["station"].values[int(np.argmax(load))])
+
+
+def best_at(found: xr.Dataset, x: float) -> float:
+    """Returns the most of the second axis that a frontier has at a value of the first, or beyond.
+
+    Both axes are better with more; nan where no point reaches it.
+    """
+    reach = found[found.attrs["x"]].values >= x
+    return float(np.max(found[found.attrs["y"]].values[reach])) if np.any(reach) else np.nan
