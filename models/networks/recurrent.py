@@ -5,6 +5,9 @@ recurrence over tokens, a gated norm, the output product. What a layer keeps is 
 state and the convolution's last inputs.
 """
 
+import functools
+import operator
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -42,7 +45,8 @@ class Convolution(nnx.Module):
         kernel, tokens = self.filter.shape[0], x.shape[1]
         inputs = jnp.concatenate([kept, x], 1)
         # Taps by hand: a product of tracers, and of operators, is one with a matrix.
-        y = sum(inputs[:, i : i + tokens] * self.filter[...][i] for i in range(kernel))
+        taps = [inputs[:, i : i + tokens] * self.filter[...][i] for i in range(kernel)]
+        y = functools.reduce(operator.add, taps)
         y = y if self.bias is None else y + self.bias[...]
         return jax.nn.silu(y.astype(jnp.float32)), inputs[:, tokens:]
 
