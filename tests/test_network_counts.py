@@ -177,6 +177,25 @@ def assert_decoding_agrees(
     assert_collectives_agree(model, traced, step, shard)
 
 
+def assert_prefill_agrees(
+    model: Model,
+    order: tuple[int, ...] | None,
+    batch: int,
+    tokens: int,
+    cached: int = 0,
+    ranks: int | None = None,
+) -> None:
+    context = cached + tokens
+    traced = traced_step(networks.abstract(model, order), batch, tokens, context, ranks)
+    chunk = Chunk(
+        tokens * batch, causal_pairs(tokens, cached), context, ends=batch, prompts=batch,
+        new=tokens, cached=cached,
+    )  # fmt: skip
+    step, shard = Step(sequences=0, context=1, chunk=chunk), Shard(ranks or 1)
+    assert_products_agree(model, traced, step, shard, masked=False)
+    assert_collectives_agree(model, traced, step, shard)
+
+
 # -------------------------------------------------------------------------------------- many shapes
 
 sizes = st.fixed_dictionaries(
@@ -265,16 +284,7 @@ def test_prefill_is_what_the_operators_say_with_the_mask_off(
     s: dict[str, Any], batch: int, tokens: int, cached: int, ranks: int | None
 ) -> None:
     """A dense kernel multiplies a rectangle, queries × keys read, of which pairs are the part."""
-    model = drawn_model(s, ranks or 1)
-    context = cached + tokens
-    traced = traced_step(networks.abstract(model), batch, tokens, context, ranks)
-    chunk = Chunk(
-        tokens * batch, causal_pairs(tokens, cached), context, ends=batch, prompts=batch,
-        new=tokens, cached=cached,
-    )  # fmt: skip
-    step, shard = Step(sequences=0, context=1, chunk=chunk), Shard(ranks or 1)
-    assert_products_agree(model, traced, step, shard, masked=False)
-    assert_collectives_agree(model, traced, step, shard)
+    assert_prefill_agrees(drawn_model(s, ranks or 1), None, batch, tokens, cached, ranks)
 
 
 hybrids = st.fixed_dictionaries(
@@ -347,15 +357,7 @@ def test_prefill_into_states_is_what_the_operators_say(
     """Whole chunks of the recurrence, or a part of one; a last, partial one is run as whole."""
     tokens = max(2, s["chunk"] - short) if chunks == 1 else chunks * s["chunk"]
     s = s | {"chunk": max(2, s["chunk"])} if chunks == 1 else s
-    model, context = hybrid_model(s, ranks or 1), cached + tokens
-    traced = traced_step(networks.abstract(model), batch, tokens, context, ranks)
-    chunk = Chunk(
-        tokens * batch, causal_pairs(tokens, cached), context, ends=batch, prompts=batch,
-        new=tokens, cached=cached,
-    )  # fmt: skip
-    step, shard = Step(sequences=0, context=1, chunk=chunk), Shard(ranks or 1)
-    assert_products_agree(model, traced, step, shard, masked=False)
-    assert_collectives_agree(model, traced, step, shard)
+    assert_prefill_agrees(hybrid_model(s, ranks or 1), None, batch, tokens, cached, ranks)
 
 
 @given(new=st.integers(1, 30), cached=st.integers(0, 30), top_k=st.integers(1, 40))
@@ -467,6 +469,22 @@ def test_published_networks_decode_what_the_operators_say(name: str, ranks: int 
     entry = load_model(name)
     # A multiple of Llama 4's chunks.
     assert_decoding_agrees(entry.model, entry.order, 64, 16_384, ranks)
+
+
+@pytest.mark.parametrize(
+    ("name", "tokens"), [("nemotron-3-nano-30b-a3b", 256), ("qwen3.5-27b", 128)]
+)
+def test_published_hybrids_prefill_what_the_operators_say(name: str, tokens: int) -> None:
+    """Two chunks of their recurrence each."""
+    entry = load_model(name)
+    assert_prefill_agrees(entry.model, entry.order, 4, tokens)
+
+
+def test_layers_of_kimi_k3_are_what_the_operators_say() -> None:
+    """Its recurrent layers, gated latent attention and latent experts, one residual stream."""
+    entry = load_model("kimi-k3")
+    model = dataclasses.replace(entry.model, streams=None, extra_norms=0)
+    assert_decoding_agrees(model, entry.order, 64, 16_384, 8)
 
 
 def test_collectives_of_llama_by_hand() -> None:
