@@ -18,6 +18,7 @@ from perfmodel import cache, deployments, engines, question, serving
 from perfmodel._rows import OK, Predictions, TableLike, check_free
 from perfmodel.deployments import Deployments
 from perfmodel.engines import EngineEntry
+from perfmodel.errors import InputError, shorten
 from perfmodel.formats import Precision, precision_numbers
 from perfmodel.machine import Machine
 from perfmodel.models.catalogue import ModelEntry
@@ -147,6 +148,19 @@ def _unfit(asked: Deployments, found: Mapping[str, np.ndarray]) -> np.ndarray:
     return status
 
 
+def _notes(
+    asked: Deployments, own: Sequence[ModelEntry], exponent: float | None
+) -> tuple[str, ...]:
+    """Returns what a reader must know of networks that a table alone does not name."""
+    named = [entry.name for entry in asked.models]
+    unused = next((entry.name for entry in own if entry.name not in named), None)
+    if unused is not None:
+        raise InputError(f"models: no row names '{shorten(unused)}'")
+    notes = tuple(f"{entry.name}: {note}" for entry in own for note in entry.notes)
+    law = () if exponent is None else (f"routing: power law, exponent {exponent:g}, of mixtures",)
+    return notes + law
+
+
 def _skewed(entry: ModelEntry, exponent: float | None) -> ModelEntry:
     return dataclasses.replace(entry, model=question.prefer(entry.model, exponent))
 
@@ -163,6 +177,7 @@ def predict_all(
         engine if engine is None or isinstance(engine, EngineEntry) else engines.load_engine(engine)
     )
     asked = deployments.understand(runs, profile, models)
+    notes = _notes(asked, models, exponent)
     skewed = [_skewed(entry, exponent) for entry in asked.models]
     asked = dataclasses.replace(asked, models=skewed)
     table = asked.table
@@ -191,7 +206,7 @@ def predict_all(
         for name, listed in entries.items()
     }
     return Predictions(
-        frame, table.lines, labels, tuple(name for name in ERRORS if name in columns)
+        frame, table.lines, labels, tuple(name for name in ERRORS if name in columns), notes
     )
 
 

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from jax import Array
 
-from perfmodel import question
+import perfmodel
+from perfmodel import _labels, question
 from perfmodel.chips import load_chip
 from perfmodel.errors import InputError
 from perfmodel.formats import precision
@@ -266,6 +267,26 @@ def test_images_are_part_of_the_prompt() -> None:
     assert (told["isl"], told["images"], told["image_tokens"]) == (4000, 15, 15 * 256)
     assert asked.network.encoder is not None and "notes" not in told
     assert "not the vision layers" in ask("gemma-3-27b", None).attributes("")["notes"]
+
+
+def test_estimate_frontier_and_size_take_images() -> None:
+    load = dict(isl=2000, osl=100, images=2)
+    one = perfmodel.estimate("gemma-3-27b", "h200", tp=2, batch=4, weights="bf16", **load)
+    table = perfmodel.operator_table("gemma-3-27b", "h200", tp=2, batch=4, weights="bf16", **load)
+    seen = table.isel(operator=table["group"].values == "mixed/encoder")
+    assert set(seen["step"].values) == {"mixed"} and "projector_1" in seen["name"].values
+    assert float(seen["seconds"].sum()) == pytest.approx(encoding(2), rel=1e-3)
+    whole = table["seconds"].values[table["step"].values == "mixed"].sum()
+    assert whole == pytest.approx(float(table["step_seconds"].sel(phase="mixed")), rel=1e-6)
+    few = dict(precisions=["bf16"], batches=[4], chunks=[2048])
+    front = perfmodel.frontier("gemma-3-27b", ["h200"], max_chips=2, **few, **load)
+    sized = perfmodel.size("gemma-3-27b", ["h200"], rate=0.1, max_chips=4, **few, **load)
+    same = front.isel(point=front["tp"].values == 2)
+    assert float(same["ttft_s"].item()) == float(one["ttft_s"])
+    for found in (one, front, sized):
+        assert found.attrs["images"] == 2 and found.attrs["image_tokens"] == 512
+        assert "images=2" in found.attrs["call"]
+        assert _labels.lengths(found).endswith("100 out, 512 of those in for 2 images")
 
 
 @pytest.mark.parametrize(
