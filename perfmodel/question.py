@@ -153,7 +153,7 @@ def _images(model: ModelEntry, images: float | None, isl: int) -> float | None:
     count = real_number("images", images, 0.0, _MOST, "a number of images, 0 or more")
     tower = model.encoder
     if tower is None:
-        why = "has no image encoder"
+        why = "has no image encoder in its config.json"
         if WITHOUT_TOWER in model.notes:
             why = "has an image encoder whose sizes its config.json does not give"
         raise InputError(f"images: {model.name} {why} (nearest: 0)")

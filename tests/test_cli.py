@@ -258,7 +258,7 @@ BAD = {
     "binary file": (["estimate", "{tmp}/binary.json", CHIP], "not UTF-8"),
     "folder as a chip": (["estimate", MODEL, "{tmp}/"], "not a regular file"),
     "images without a tower": (["frontier", MODEL, "--chip", CHIP, "--images", "1"],
-                               "has no image encoder (nearest: 0)"),
+                               "has no image encoder in its config.json (nearest: 0)"),
     "more images than prompt": (["size", "kimi-k2.5", "--rate", "1", "--images", "4"],
                                 "4 × 1,024 tokens exceed the 4,000 prompt tokens"),
     "routing without experts": (["frontier", MODEL, "--chip", CHIP, "--routing", "power:1.2"],

@@ -18,7 +18,7 @@ from perfmodel.errors import InputError
 from perfmodel.formats import precision
 from perfmodel.machine import Rank
 from perfmodel.models.beside import read_encoder
-from perfmodel.models.catalogue import load_model
+from perfmodel.models.catalogue import load_model, names
 from perfmodel.models.encoder import (
     Encoder,
     encoder_operators,
@@ -72,6 +72,19 @@ def test_gemma_4_fills_its_checkpoint(name: str, checkpoint: int, scalars: int) 
     entry = load_model(name)
     assert parameters(entry.model) + encoder_parameters(tower(name)) + scalars == checkpoint
     assert tower(name).tokens == 280 and tower(name).patches == 280 * 9
+
+
+def test_every_tower_is_on_the_page() -> None:
+    page = (pathlib.Path(__file__).parents[1] / "docs" / "images.md").read_text(encoding="utf-8")
+    rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| `")]
+    told = {name: cells[1:] for cells in rows for name in cells[0].strip("| `").split("`, `")}
+    towers = {name: encoder for name in names() if (encoder := load_model(name).encoder)}
+    assert set(told) == set(towers)
+    for name, encoder in towers.items():
+        count, image = told[name]
+        assert count == f"{encoder_parameters(encoder):,}", name
+        assert image.startswith(f"{encoder.patches:,}"), name
+        assert image.endswith(f", {encoder.tokens:,} |"), name
 
 
 def test_a_copy_without_the_sizes_of_its_tower_has_none() -> None:
@@ -293,7 +306,11 @@ def test_estimate_frontier_and_size_take_images() -> None:
     ("model", "images", "message"),
     [
         ("gemma-3-27b", 16, r"16 × 256 tokens exceed the 4,000 prompt .* \(nearest: 15\)"),
-        ("llama-3.3-70b", 1, r"images: llama-3.3-70b has no image encoder \(nearest: 0\)"),
+        (
+            "llama-3.3-70b",
+            1,
+            r"images: llama-3.3-70b has no image encoder in its config.json \(nearest: 0\)",
+        ),
         ("gemma-3-27b", -1, "images: must be a number of images, 0 or more, not -1"),
         ("gemma-3-27b", float("nan"), "images: must be a number"),
         ("gemma-3-27b", "two", "images: must be a number of images, 0 or more, not 'two'"),
