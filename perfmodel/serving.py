@@ -20,6 +20,7 @@ Pipeline stages, and layers side by side on a wafer: M = min(stages, C) micro-ba
 round takes max(token latency, M × stage time).
 """
 
+import dataclasses
 from typing import NamedTuple
 
 import equinox as eqx
@@ -291,8 +292,8 @@ def passes(load: Load, plan: Plan, prefill: Prefill, running: Array, engine: Eng
     chunks = prefill.chunks * inverse(prompts)
     one = prefill.chunk
     images = None if one.images is None else one.images * prompts
-    shared = Chunk(
-        one.tokens * prompts, one.pairs, one.keys, one.ends * prompts, prompts, images=images
+    shared = dataclasses.replace(
+        one, tokens=one.tokens * prompts, ends=one.ends * prompts, prompts=prompts, images=images
     )
     saturated = load.osl * inverse(per_micro * chunks)
     context = load.isl + 0.5 * load.osl
