@@ -117,6 +117,10 @@ _Link = Annotated[
         show_default="the chips' ports",
     ),
 ]
+_Images = Annotated[
+    float,
+    typer.Option(help="Images of a prompt; their tokens are part of the prompt tokens."),
+]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON, in SI units, and nothing else.")]
 
 
@@ -274,6 +278,7 @@ def estimate(
     pue: _Pue = None,
     lifetime: _Lifetime = None,
     routing: _Routing = "uniform",
+    images: _Images = 0.0,
     operators: Annotated[
         bool, typer.Option("--operators", help="Open the steps down to their operators.")
     ] = False,
@@ -368,7 +373,7 @@ def estimate(
         prefix_hit=prefix_hit, weights=weights, activations=activations, kv=kv, engine=engine,
         slo_ttft=_time(slo_ttft, "--slo-ttft"), slo_tpot=_time(slo_tpot, "--slo-tpot"),
         price=price, ownership=ownership, electricity=electricity, pue=pue, lifetime=lifetime,
-        routing=_exponent(routing),
+        routing=_exponent(routing), images=images or None,
     )  # fmt: skip
     if out is not None and not sensitivity:
         raise InputError("--out: there is something to write with --sensitivity only")
@@ -478,6 +483,8 @@ def frontier(
     electricity: _Electricity = None,
     pue: _Pue = None,
     lifetime: _Lifetime = None,
+    routing: _Routing = "uniform",
+    images: _Images = 0.0,
     descend: Annotated[
         bool, typer.Option("--descend", help="Find the plans by gradient; compare with all.")
     ] = False,
@@ -528,9 +535,11 @@ def frontier(
         raise InputError("missing option '--chip'")
     choices = {"precisions": precision, "pp": pp, "cp": cp}
     extra: dict[str, Any] = {name: given for name, given in choices.items() if given}
-    limits = {
+    extra |= {
         "slo_ttft": _time(slo_ttft, "--slo-ttft"),
         "slo_tpot": _time(slo_tpot, "--slo-tpot"),
+        "routing": _exponent(routing),
+        "images": images or None,
     }
     from perfmodel import report
 
@@ -547,7 +556,7 @@ def frontier(
                     prefix_hit=prefix_hit, engine=engine, x=x, y=y, per=per, descend=descend,
                     price=_prices(price),
                     ownership=ownership, electricity=electricity, pue=pue, lifetime=lifetime,
-                    **limits, **extra,
+                    **extra,
                 ).assign_attrs(_command(context))  # fmt: skip
             except Infeasible as error:
                 if json and error.found is not None:
@@ -623,6 +632,8 @@ def size(
     precision: _Precisions = None,
     engine: _Engine = "neutral",
     price: _Prices = None,
+    routing: _Routing = "uniform",
+    images: _Images = 0.0,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write size.nc and size.json there.")
     ] = None,
@@ -647,7 +658,7 @@ def size(
                 rate=rate, isl=isl, osl=osl, prefix_hit=prefix_hit,
                 slo_ttft=_time(slo_ttft, "--slo-ttft"), slo_tpot=_time(slo_tpot, "--slo-tpot"),
                 headroom=headroom, spare=spare, by=by, max_chips=max_chips, engine=engine,
-                price=_prices(price), **extra,
+                price=_prices(price), routing=_exponent(routing), images=images or None, **extra,
             )  # fmt: skip
             failed = None
         except Infeasible as error:
@@ -735,6 +746,15 @@ def predict(
         str | None,
         typer.Option(help="Engine profile of every row.", show_default="that of its engine column"),
     ] = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATH",
+            help="A config.json, or a folder with one, that rows name by its name (repeat).",
+        ),
+    ] = None,
+    assume_dense: _Dense = False,
+    routing: _Routing = "uniform",
     json: _Json = False,
 ) -> None:
     """Predict every row of a table, and compare with what it measured.
@@ -744,14 +764,21 @@ def predict(
     """
     if (runs is None) == (operators is None):
         raise InputError("predict: a table of deployments, or one of kernels after --operators")
-    if operators is not None and engine is not None:
-        raise InputError("--engine: kernels have no engine")
+    if operators is not None:
+        given = {"--engine": engine, "--model": model, "--routing": _exponent(routing)}
+        wrong = next((name for name, value in given.items() if value), None)
+        if wrong is not None:
+            raise InputError(f"{wrong}: kernels have no {wrong.removeprefix('--')} of their own")
+    if assume_dense and not model:
+        raise InputError("--assume-dense: networks of the catalogue are understood; see --model")
     with _working("predicting", quiet=json):
         _ready()
         if runs is not None:
+            from perfmodel.models.catalogue import load_model
             from perfmodel.prediction import predict_all
 
-            found = predict_all(runs, engine)
+            own = [load_model(path, assume_dense=assume_dense) for path in model or []]
+            found = predict_all(runs, engine, own, _exponent(routing))
         else:
             from perfmodel.kernel_tables import predict_kernels
 

@@ -20,6 +20,7 @@ Pipeline stages, and layers side by side on a wafer: M = min(stages, C) micro-ba
 round takes max(token latency, M × stage time).
 """
 
+import dataclasses
 from typing import NamedTuple
 
 import equinox as eqx
@@ -28,9 +29,11 @@ from jax import Array
 
 from perfmodel import tiers as memory
 from perfmodel.efficiencies import Efficiencies
+from perfmodel.errors import InputError
 from perfmodel.fabric import crossing_usage
 from perfmodel.formats import Precision
 from perfmodel.machine import Machine, Placed, Rank, Usage
+from perfmodel.models.encoder import encoder_activation_bytes, encoder_weight_bytes
 from perfmodel.models.transformer import (
     Model,
     activation_bytes,
@@ -39,6 +42,7 @@ from perfmodel.models.transformer import (
     kv_bytes,
     norm_operators,
     sequence_bytes,
+    tower_operators,
     weight_bytes,
 )
 from perfmodel.ownership import spend
@@ -186,6 +190,7 @@ def split_prompt(load: Load, plan: Plan) -> Prefill:
         new=new,
         cached=cached,
         share=per_chunk,
+        images=None if load.images is None else load.images * new * inverse(load.isl) * per_chunk,
     )
     return Prefill(chunks, chunk, new)
 
@@ -253,6 +258,7 @@ def footprint(
     prefix is stored once. One whole request must fit, or the plan is infeasible. `weights` on a
     chip [B] where it does not hold all of the network; `prompts` is 0 where it computes none;
     what a sequence takes `beside` its own keys and values [B], of a draft.
+    A tower is on the first stage, beside its layers.
     """
     shard = plan.shard(machine)
     prefill = split_prompt(load, plan)
@@ -264,6 +270,10 @@ def footprint(
     chunk = activation_bytes(model, Step(0, load.isl, chunk=prefill.chunk, groups=groups), shard)
     chunk = chunk if isinstance(prompts, int) else chunk * prompts
     sequence = activation_bytes(model, Step(1, load.isl, groups=groups), shard)
+    if model.encoder is not None and prefill.chunk.images is not None:
+        weights = weights + encoder_weight_bytes(model.encoder, shard)
+        encoded, _ = prefill.chunk.encodings
+        chunk = maximum(chunk, as_real(encoder_activation_bytes(model.encoder, encoded, shard)))
     cached = load.isl - prefill.new_tokens
 
     def pages(tokens: Array) -> Array:
@@ -333,7 +343,10 @@ def passes(
     together = maximum(1.0, minimum(finishing, room))
     chunks = prefill.chunks * inverse(together)
     one = prefill.chunk
-    shared = Chunk(one.tokens * together, one.pairs, one.keys, one.ends * together, together)
+    images = None if one.images is None else one.images * together
+    shared = dataclasses.replace(
+        one, tokens=one.tokens * together, ends=one.ends * together, prompts=together, images=images
+    )
     saturated = each * inverse(per_micro * chunks)
     context = load.isl + 0.5 * load.osl
     # Prompts computed in steps of their own starve no one, and nothing decodes beside them.
@@ -347,26 +360,46 @@ def passes(
     )
 
 
+def _launches(rank: Rank, layers: Real, gaps: Real, busy: Array) -> Usage:
+    """Returns what waiting for launches adds to `layers` that keep the device `busy` [s].
+
+    Launches run beside the device, so they add what its busy time does not cover.
+    """
+    floors = rank.machine.floors
+    count = as_real(layers)
+    serial = (floors.serial + gaps * floors.hosted) * count
+    waiting = serial + maximum(floors.launch * count - (busy + serial), 0.0)
+    return Usage(waiting, latency=waiting)
+
+
 def unhidden(
-    rank: Rank, model: Model, step: Step, plan: Plan, engine: Engine, layers: Array
+    rank: Rank,
+    model: Model,
+    step: Step,
+    plan: Plan,
+    engine: Engine,
+    layers: Array,
+    tower: Array | None = None,
 ) -> dict[str, tuple[Real, Usage]]:
     """Returns what a pass costs beside its operators, as counts and usage by name.
 
-    Launches run beside the device, so they add what `layers`, its busy time [s], does not cover.
+    `layers` and `tower` are busy times of the device [s]; None where no images are encoded.
     """
     floors = rank.machine.floors
-    count = as_real(model.layers)
     # Steps of decoding sequences alone are captured in a graph; others are launched one by one.
     gaps = engine.launch_graph if step.chunk is None else engine.launch_eager
-    serial = (floors.serial + gaps * floors.hosted) * count
-    waiting = serial + maximum(floors.launch * count - (layers + serial), 0.0)
+    launched = {"launches": (1, _launches(rank, model.layers, gaps, layers))}
+    if model.encoder is not None and step.chunk is not None and tower is not None:
+        _, runs = step.chunk.encodings
+        count = model.encoder.layers * runs
+        launched["encoder_launches"] = (1, _launches(rank, count, gaps, tower))
     host = as_real(engine.host_step + engine.host_sequence * step.sequences)
     if step.chunk is not None:
         host = host + engine.host_prefill + engine.host_request * step.chunk.ends
     host = host * floors.hosted
     crossings = maximum(minimum(as_real(plan.chips), plan.stages) - 1.0, 0.0)
     return {
-        "launches": (1, Usage(waiting, latency=waiting)),
+        **launched,
         "host": (1, Usage(host, latency=host)),
         "stage_crossing": (
             crossings,
@@ -395,9 +428,15 @@ def run_step(
         ops = block_operators(model, block, step, shard, precision)
         layers = layers.plus(total_usage(ops, rank).scale(block.count))
     head = total_usage(head_operators(model, step, shard, precision), rank)
-    rest = unhidden(rank, model, step, plan, engine, layers.seconds)
+    encoding = tower_operators(model, step, shard, precision)
+    tower = total_usage(encoding, rank) if encoding else None
+    busy = None if tower is None else tower.seconds
+    rest = unhidden(rank, model, step, plan, engine, layers.seconds, busy)
     layers = layers.plus(rest["launches"][1])
     head = head.plus(rest["host"][1])
+    if tower is not None:
+        # All of it is on the first stage.
+        head = head.plus(tower).plus(rest["encoder_launches"][1])
     crossings, crossing = rest["stage_crossing"]
     whole = layers.plus(head).plus(crossing.scale(crossings))
     slowest = ceil(model.layers * inverse(plan.stages)) * inverse(model.layers)
@@ -452,6 +491,8 @@ def estimate(
         efficiencies: relative speed of each kind of operator; all as modelled by default.
     """
     asked = Limits() if limits is None else limits
+    if load.images is not None and model.encoder is None:
+        raise InputError("images: the network has no encoder")
     shard = plan.shard(machine)
     prefill = split_prompt(load, plan)
     room = footprint(machine, model, load, plan, precision, engine)
