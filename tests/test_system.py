@@ -173,7 +173,7 @@ def test_attention_and_ffn_take_turns() -> None:
 
     single, ping = turns(1, FREE_LINKS), turns(2, FREE_LINKS)
     # One micro-batch: the way of a token is attention, then FFN; no two pools work at once.
-    assert single.load[1] + single.load[2] == pytest.approx(1.0, abs=0.01)
+    assert single.load[1] + single.load[2] == pytest.approx(1.0, abs=0.03)
     assert ping.load[1] + ping.load[2] > 1.2
     assert ping.load[:3].max() <= 1.01
     # A layer with a link: t_A + t_F + 2·t_link, for all 80.
