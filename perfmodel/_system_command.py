@@ -9,6 +9,8 @@ from perfmodel.errors import InputError, shorten
 if TYPE_CHECKING:
     import xarray as xr
 
+    from perfmodel.systems import Scheduling
+
 
 @dataclasses.dataclass(frozen=True)
 class Asked:
@@ -25,6 +27,9 @@ class Asked:
     link: str | None
     base: dict[str, Any]
     assume_dense: bool
+    batching: str = "continuous"
+    kv: str = ""
+    classes: list[str] = dataclasses.field(default_factory=list)
 
 
 def numbers(text: str | None, option: str) -> list[float] | None:
@@ -55,6 +60,34 @@ def bandwidth(text: str | None) -> float | None:
     if not value > 0.0:
         raise InputError(f"--link: GB/s are needed (50, or inf), not {shorten(text, 30)!r}")
     return value * 1e9
+
+
+def scheduling(batching: str, kv: str) -> "Scheduling | None":
+    """Returns how a worker serves, None where as usual: continuous batches, KV in pages.
+
+    >>> scheduling("static:0.5", "").spread
+    0.5
+    """
+    from perfmodel.systems import Scheduling
+
+    kind, _, spread = batching.strip().partition(":")
+    if kind not in ("continuous", "static") or (spread and kind == "continuous"):
+        raise InputError(
+            f"--batching: continuous, static or static:SPREAD are needed, "
+            f"not {shorten(batching, 30)!r}"
+        )
+    policy, _, tokens = kv.partition(":")
+    try:
+        wide = float(spread) if spread else 0.0
+        reserved = int(tokens) if tokens else 0
+    except ValueError:
+        raise InputError(
+            f"--batching and --kv: numbers are needed after ':' in {shorten(batching, 30)!r} "
+            f"and {shorten(kv, 30)!r}"
+        ) from None
+    if kind == "continuous" and policy != "reserved":
+        return None
+    return Scheduling(kind == "static", wide, reserved if policy == "reserved" else None)
 
 
 def run(asked: Asked, **options: Any) -> "xr.Dataset":
@@ -123,5 +156,16 @@ def _read(asked: Asked) -> tuple[Any, dict[str, Any], Any, dict[str, Any]]:
     if asked.link is not None:
         between = systems.link(bandwidth(asked.link), None)
         extra["links"] = Links(between, between, between)
+    if asked.classes:
+        from perfmodel import traffic
+
+        mix = traffic.parse(asked.classes)
+        parts = mix.traffic
+        extra["classes"] = systems.Classes(
+            mix.names, parts.isl, parts.osl, parts.cached, parts.weight
+        )
+    how = scheduling(asked.batching, asked.kv)
+    if how is not None:
+        extra["scheduling"] = how
     network = load_model(asked.model, assume_dense=asked.assume_dense)
     return network, pools, base, extra

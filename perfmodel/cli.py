@@ -86,6 +86,14 @@ _Routing = Annotated[
         help="How tokens fall on experts: evenly, or by a power law (docs/routing.md).",
     ),
 ]
+_Classes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--class",
+        metavar="NAME=ISL:OSL:SHARE[:HIT]",
+        help="Kind of requests, instead of --isl and --osl (repeat for more).",
+    ),
+]
 _POOL = "CHIP[:tp=…,replicas=…]"
 _Prefill = Annotated[str | None, typer.Option(metavar=_POOL, help="Pool that computes prompts.")]
 _Decode = Annotated[
@@ -151,6 +159,16 @@ def _exponent(text: str) -> float | None:
         f"--routing: 'uniform' or 'power:EXPONENT' is needed (nearest: power:1.2), "
         f"not '{shorten(text)}'"
     )
+
+
+def _kv(text: str | None) -> tuple[str | None, str]:
+    """Returns the format of the KV cache, and how its memory is given out ("" where not said)."""
+    parts = [part.strip() for part in (text or "").split(",") if part.strip()]
+    policy = [part for part in parts if part.partition(":")[0] in ("paged", "reserved")]
+    formats = [part for part in parts if part not in policy]
+    if len(policy) > 1 or len(formats) > 1:
+        raise InputError(f"--kv: one format and one of paged, reserved, not '{shorten(text)}'")
+    return (formats or [None])[0], (policy or [""])[0]
 
 
 def _prices(given: list[str] | None) -> "float | dict[str, float] | None":
@@ -262,7 +280,21 @@ def estimate(
         str | None, typer.Option(help="Format of weights: bf16, fp8, int8, int4, nvfp4, mxfp4.")
     ] = None,
     activations: Annotated[str | None, typer.Option(help="Format of activations.")] = None,
-    kv: Annotated[str | None, typer.Option(help="Format of the KV cache.")] = None,
+    kv: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FORMAT|paged|reserved[:TOKENS]",
+            help="Format of the KV cache, and how its memory is given out (commas between).",
+        ),
+    ] = None,
+    batching: Annotated[
+        str,
+        typer.Option(
+            metavar="continuous|static[:SPREAD]",
+            help="Requests come and go, or wait for the longest output of their batch.",
+        ),
+    ] = "continuous",
+    classes: _Classes = None,
     engine: _Engine = "neutral",
     chunk: Annotated[
         int | None, typer.Option(help="Most prompt tokens in a step.", show_default="the engine's")
@@ -324,17 +356,20 @@ def estimate(
     then the pool of the rest. Exit status 3 where it does not fit or misses a limit.
     """
     named = {"prefill": prefill, "decode": decode, "attention": attention, "ffn": ffn}
-    if any(named.values()) or draft is not None:
+    kv, policy = _kv(kv)
+    scheduled = (batching != "continuous", policy not in ("", "paged"), bool(classes))
+    if any(named.values()) or draft is not None or any(scheduled):
         from perfmodel import _system_command
 
-        if operators or sensitivity or out is not None or trace is not None:
+        if operators or sensitivity or out is not None:
             raise InputError(
-                "--operators, --sensitivity, --out and --trace: of one pool only, not of several"
+                "--operators, --sensitivity and --out: of one pool, one class and pages of KV only"
             )
         made = _system_command.Asked(
             model=model, chip=chip, pools={k: v for k, v in named.items() if v is not None},
             draft=draft, draft_tokens=draft_tokens, acceptance=acceptance,
             accepted_length=accepted_length, micro_batches=micro_batches, link=link,
+            batching=batching, kv=policy, classes=classes or [],
             base=dict(tp=tp, pp=pp, ep=ep, attention_dp=attention_dp, regions=regions,
                       replicas=replicas, chunk=chunk, weights=weights, activations=activations,
                       kv=kv),
@@ -494,6 +529,7 @@ def frontier(
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write frontier.nc, .png and .html there.")
     ] = None,
+    classes: _Classes = None,
     prefill: _Prefill = None,
     decode: _Decode = None,
     attention: _Attention = None,
@@ -521,6 +557,7 @@ def frontier(
             model=model, chip=None, pools={k: v for k, v in named.items() if v is not None},
             draft=draft, draft_tokens=4.0, acceptance=acceptance,
             accepted_length=accepted_length, micro_batches=1, link=link, base=base,
+            batching="continuous", kv="", classes=classes or [],
             assume_dense=assume_dense,
         )  # fmt: skip
         _frontier_of_systems(

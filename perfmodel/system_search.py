@@ -176,7 +176,7 @@ def score(space: Space, choices: Choice) -> dict[str, np.ndarray]:
     """Returns every number of a list of systems, block by block."""
     count = len(choices.batch)
     asked = space.made.asked
-    engine, limits = question.numbers((asked.engine.engine, asked.limits))
+    engine, limits = space.made.engine, question.numbers(asked.limits)
     found: list[dict[str, np.ndarray]] = []
     for start in range(0, count, BLOCK):
         stop = min(start + BLOCK, count)
@@ -384,7 +384,7 @@ def descended(space: Space, axes: tuple[str, str]) -> tuple[Choice, int, int]:
     asked = space.made.asked
     values_in = question.numbers(
         (space.made.built, starts, targets, *ends, float(space.most), np.asarray(per_chip),
-         asked.network, asked.load, asked.engine.engine, asked.limits, space.made.draft)
+         asked.network, asked.load, space.made.engine, asked.limits, space.made.draft)
     )  # fmt: skip
     name = f"system-descent-{'-'.join(map(str, space.part_pools))}-{'-'.join(axes)}"
     stored = cache.stored(name, _descending(space.part_pools, axes), values_in, _options())
@@ -627,7 +627,7 @@ def beside(fronts: Mapping[str, xr.Dataset]) -> xr.Dataset:
     joined = xr.concat(kept, "point", join="override", combine_attrs="drop")
     axes = (first.attrs["x"], first.attrs["y"])
     signs = [1.0 if AXES[axis][1] else -1.0 for axis in axes]
-    x, y = (sign * joined[axis].values for sign, axis in zip(signs, axes, strict=True))
+    x, y = (s * np.asarray(joined[axis]) for s, axis in zip(signs, axes, strict=True))
     about = {"long_name": "no system betters this point"}
     marked = joined.assign(on_front=("point", nondominated(x, y, _BOTH), about))
     return marked.assign_attrs(first.attrs)
