@@ -108,14 +108,43 @@ def frontier(asked: Asked, chips: list[str], plain: dict[str, Any], **options: A
     from perfmodel import system_search, systems
 
     network, pools, base, extra = _read(asked)
-    named = ", ".join(f"{role} {_chip(pool)}" for role, pool in pools.items())
-    fronts = {named: system_search.frontier(network, pools, base=base, **extra, **options)}
-    about = dict(fronts[named].attrs)
-    options.pop("descend", None)
+    alone = {k: v for k, v in extra.items() if k in ("classes", "scheduling")}
+    fronts = {}
+    if pools:
+        named = ", ".join(f"{role} {_chip(pool)}" for role, pool in pools.items())
+        fronts[named] = system_search.frontier(network, pools, base=base, **extra, **options)
+        options.pop("descend", None)
     for chip in chips:
         one = {"decode": systems.PoolAsked(chip, **plain)}
-        fronts[f"{chip} alone"] = system_search.frontier(network, one, **options)
+        fronts[f"{chip} alone"] = system_search.frontier(network, one, **alone, **options)
+    if not fronts:
+        raise InputError("missing option '--chip', or a pool such as '--decode'")
+    about = dict(next(iter(fronts.values())).attrs)
     return system_search.beside(fronts).assign_attrs(about)
+
+
+def size(asked: Asked, chips: list[str], **options: Any) -> "xr.Dataset":
+    """Returns the smallest system asked for that serves a rate, and one pool of each of `chips`."""
+    from perfmodel import system_search, systems
+    from perfmodel.errors import Infeasible
+
+    network, pools, base, extra = _read(asked)
+    listed: dict[str, Any] = {}
+    if pools:
+        listed[", ".join(f"{role} {_chip(pool)}" for role, pool in pools.items())] = pools
+    alone = {k: v for k, v in extra.items() if k in ("classes", "scheduling")}
+    found, why = {}, []
+    for name, named in (listed | {f"{chip} alone": chip for chip in chips}).items():
+        mine = extra if named is pools else alone
+        if isinstance(named, str):
+            named = {"decode": systems.PoolAsked(named, **asked.base)}
+        try:
+            found[name] = system_search.size(network, named, base=base, **mine, **options)
+        except Infeasible as error:
+            why.append(f"{name}: {error}")
+    if not found:
+        raise Infeasible("; ".join(why))
+    return system_search.beside(found)
 
 
 def _chip(pool: Any) -> str:

@@ -547,19 +547,10 @@ def frontier(
     interactivity, the tokens per second that one user sees.
     """
     named = {"prefill": prefill, "decode": decode, "attention": attention, "ffn": ffn}
-    if any(named.values()) or draft is not None:
-        formats = (precision or ["fp8"])[0].split("/")
-        keys = ("weights", "activations", "kv")
-        base: dict[str, Any] = dict.fromkeys(keys) | dict(zip(keys, formats, strict=False))
-        from perfmodel import _system_command
-
-        asked = _system_command.Asked(
-            model=model, chip=None, pools={k: v for k, v in named.items() if v is not None},
-            draft=draft, draft_tokens=4.0, acceptance=acceptance,
-            accepted_length=accepted_length, micro_batches=1, link=link, base=base,
-            batching="continuous", kv="", classes=classes or [],
-            assume_dense=assume_dense,
-        )  # fmt: skip
+    if any(named.values()) or draft is not None or classes:
+        asked = _system_options(
+            model, named, draft, acceptance, accepted_length, link, classes, precision, assume_dense
+        )
         _frontier_of_systems(
             context, asked, chip or [], out, json,
             isl=isl, osl=osl, max_chips=max_chips, prefix_hit=prefix_hit, engine=engine, x=x, y=y,
@@ -620,6 +611,44 @@ def frontier(
         report.write("\n".join(f"wrote {path}" for path in files.values()))
 
 
+def _system_options(
+    model: str,
+    named: dict[str, str | None],
+    draft: str | None,
+    acceptance: str | None,
+    accepted_length: str | None,
+    link: str | None,
+    classes: list[str] | None,
+    precision: list[str] | None,
+    assume_dense: bool,
+) -> Any:
+    """Returns the options of a search; pools that name no format have the one asked for."""
+    from perfmodel import _system_command
+
+    base: dict[str, Any] = {"weights": None, "activations": None, "kv": None}
+    base |= dict(zip(base, (precision or ["fp8"])[0].split("/"), strict=False))
+    return _system_command.Asked(
+        model=model, chip=None, pools={k: v for k, v in named.items() if v is not None},
+        draft=draft, draft_tokens=4.0, acceptance=acceptance, accepted_length=accepted_length,
+        micro_batches=1, link=link, base=base, assume_dense=assume_dense, classes=classes or [],
+    )  # fmt: skip
+
+
+def _size_of_systems(
+    context: typer.Context, asked: Any, chips: list[str], json: bool, **options: Any
+) -> None:
+    """Finds the smallest system of the pools named that serves a rate."""
+    from perfmodel import _json, _system_command, report
+
+    with _working("evaluating every system", quiet=json):
+        _ready()
+        found = _system_command.size(asked, chips, **options).assign_attrs(_command(context))
+    if json:
+        _print_json(_json.systems(found, {}))
+        return
+    report.write(report.systems_table(found))
+
+
 def _frontier_of_systems(
     context: typer.Context,
     asked: Any,
@@ -674,6 +703,15 @@ def size(
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write size.nc and size.json there.")
     ] = None,
+    prefill: _Prefill = None,
+    decode: _Decode = None,
+    attention: _Attention = None,
+    ffn: _Ffn = None,
+    draft: _Draft = None,
+    acceptance: _Acceptance = None,
+    accepted_length: _Accepted = None,
+    link: _Link = None,
+    classes: _Classes = None,
     assume_dense: _Dense = False,
     json: _Json = False,
 ) -> None:
@@ -682,6 +720,18 @@ def size(
     For each chip: chips and whole nodes, power and rent, the plan of each replica, how much room it
     leaves, and what one step smaller would violate. Exit status 3 where none holds the limits.
     """
+    named = {"prefill": prefill, "decode": decode, "attention": attention, "ffn": ffn}
+    if any(named.values()) or draft is not None or classes:
+        asked = _system_options(
+            model, named, draft, acceptance, accepted_length, link, classes, precision, assume_dense
+        )
+        _size_of_systems(
+            context, asked, chip or [], json,
+            rate=rate, headroom=headroom, max_chips=max_chips, isl=isl, osl=osl,
+            prefix_hit=prefix_hit, engine=engine, price=_prices(price),
+            slo_ttft=_time(slo_ttft, "--slo-ttft"), slo_tpot=_time(slo_tpot, "--slo-tpot"),
+        )  # fmt: skip
+        return
     extra: dict[str, Any] = {"precisions": precision} if precision else {}
     from perfmodel import _json, report
 
