@@ -25,7 +25,7 @@ from perfmodel.placement import Placement, System
 from perfmodel.question import ModelLike
 from perfmodel.relax import maximum, minimum
 from perfmodel.serving import MARGINS
-from perfmodel.systems import PoolAsked, SystemAsked, ask, parse_pool, table
+from perfmodel.systems import PoolAsked, SystemAsked, ask, parse_pool, pressure, table
 
 BLOCK = 2048
 """Systems evaluated in one call."""
@@ -87,6 +87,7 @@ def _numbers(found: system.SystemEstimate) -> dict[str, Any]:
         ),
         "chips": found.chips,
         "load": found.load,
+        "decoding_share": found.decoding / found.running,
         "margins": found.margins,
     }
 
@@ -730,8 +731,8 @@ def busiest(found: xr.Dataset, i: int) -> str:
     """Returns the pool or link of a point that works most of the time; "" of one pool."""
     if found.sizes["pool"] == 1:
         return ""
-    load = found["load"].values[i]
-    return str(found["station"].values[int(np.argmax(load))])
+    near = pressure(found["load"].values[i], found["decoding_share"].values[i])
+    return str(found["station"].values[int(np.argmax(near))])
 
 
 def best_at(found: xr.Dataset, x: float) -> float:

@@ -420,6 +420,20 @@ def _dollars(amount: Any) -> Any:
     return np.where(amount > 0.0, amount * 1e6, np.nan)
 
 
+def pressure(load: Any, decoding: Any) -> np.ndarray:
+    """Returns how near pools and links are to their limit, shape [..., stations].
+
+    A pool that decodes works all the time, however few its sequences; near its limit is one where
+    all requests that may run do decode.
+
+    Args: `load` by `STATIONS`; `decoding`, share of the running requests that decode.
+    """
+    parts = len(placement.PARTS)
+    full = np.array(load, dtype=float)
+    full[..., 1:parts] *= np.asarray(decoding)[..., None]
+    return full
+
+
 def binding(found: SystemEstimate, names: Sequence[str]) -> str:
     """Returns what limits a system: the margin missed by most, else memory where requests wait for
     it, else the busiest pool or link, with the largest part of TPOT where that is a decoding pool.
@@ -431,7 +445,7 @@ def binding(found: SystemEstimate, names: Sequence[str]) -> str:
             pool = names[int(np.argmin(found.memory_margin[: len(names)]))]
             return f"memory of {pool}"
         return which
-    busiest = int(np.argmax(found.load))
+    busiest = int(np.argmax(pressure(found.load, found.decoding / found.running)))
     if STATIONS[busiest] in _LINKS:
         return STATIONS[busiest]
     part = PARTS[int(np.argmax(found.parts))]
