@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from perfmodel import cache, engines, question, results, serving
+from perfmodel import cache, engines, question, results, serving, static
 from perfmodel.chips import load_chip
 from perfmodel.errors import InputError
 from perfmodel.formats import precision_numbers
@@ -27,6 +27,9 @@ from perfmodel.plan import Load, Plan
 
 KINDS = ("measured", "vendor", "reported", "theory")
 """Who says so: a measurement anyone could repeat, the maker, the press, or arithmetic."""
+
+BATCH = "batch_s"
+"""The metric of a static batch: seconds until all of its requests are done."""
 
 COLUMNS = (
     "id", "chip", "model", "precision", "chips", "stages", "offload", "batch", "chunk", "isl",
@@ -38,7 +41,7 @@ _NUMBERS = ("chips", "stages", "offload", "batch", "chunk", "isl", "osl", "burst
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """One row: what was run, and what was published of it, in the units of `results`."""
+    """One row: what was run, and what was published of it, in the units of its metric."""
 
     id: str
     chip: str
@@ -81,7 +84,7 @@ def _point(row: Mapping[str, str], where: str) -> Point:
         plan = {name: float(row[name]) for name in _NUMBERS}
     except ValueError as error:
         raise InputError(f"{where}: {error}") from None
-    if row["metric"] not in results.BY_NAME:
+    if row["metric"] != BATCH and row["metric"] not in results.BY_NAME:
         raise InputError(f"{where}: no result is named '{row['metric']}'")
     if row["kind"] not in KINDS:
         raise InputError(f"{where}: kind '{row['kind']}' (known: {', '.join(KINDS)})")
@@ -106,9 +109,9 @@ def _all(machine: Machine, model: Any, load: Load, plan: Plan, formats: Any, eng
 
 
 @functools.cache
-def _program() -> Any:
+def _program(of: Callable[..., Any]) -> Any:
     options = cache.UNFUSED if jax.default_backend() == "cpu" else {}
-    return jax.jit(_all, compiler_options=dict(options))
+    return jax.jit(of, compiler_options=dict(options))
 
 
 def modelled(point: Point, machine: Machine | None = None) -> tuple[float, float]:
@@ -134,7 +137,10 @@ def modelled(point: Point, machine: Machine | None = None) -> tuple[float, float
     whole = load_chip(point.chip).machine if machine is None else machine
     engine = engines.load_engine(point.engine).engine
     values = question.numbers((whole, network.model, load, plan, formats, engine))
-    found = jax.device_get(_program()(*values))
+    if point.metric == BATCH:
+        found = jax.device_get(_program(static.static_batch)(*values))
+        return float(found.seconds), float(found.margin)
+    found = jax.device_get(_program(_all)(*values))
     runs = np.asarray(found["margins"])[[results.MARGINS.index(n) for n in ("memory", "kernel")]]
     return float(found[point.metric]), float(np.min(runs))
 
