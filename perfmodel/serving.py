@@ -306,7 +306,8 @@ def unhidden(
     # Steps of decoding sequences alone are captured in a graph; others are launched one by one.
     gaps = engine.launch_graph if step.chunk is None else engine.launch_eager
     serial = (floors.serial + gaps * floors.hosted) * count
-    waiting = serial + maximum(floors.launch * count - (layers + serial), 0.0)
+    launch = (floors.launch + engine.launch_floor * floors.hosted) * count
+    waiting = serial + maximum(launch - (layers + serial), 0.0)
     host = as_real(engine.host_step + engine.host_sequence * step.sequences)
     if step.chunk is not None:
         host = host + engine.host_prefill + engine.host_request * step.chunk.ends

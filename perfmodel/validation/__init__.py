@@ -1,9 +1,10 @@
 """Published and measured points beside what the model says of the same setting.
 
 A point is a row of a CSV file of this folder: a chip, a network, its formats, plan and load, and
-what was published of it, with its source and kind. `fitted` is 1 where a constant of the chip has
-seen the row (`perfmodel.calibrate_families`); `speculation` is off, on or unknown. A vendor's
-claim, or a point whose speculation is not known, is compared and never fitted.
+what was published of it, with its source and kind. A metric is one of `results`, or of a static
+batch (`BATCH`, from `perfmodel.static`). `fitted` is 1 where a constant of the chip or of its
+software has seen the row (`perfmodel.calibrate_families`); `speculation` is off, on or unknown. A
+vendor's claim, or a point whose speculation is not known, is compared and never fitted.
 """
 
 import csv
@@ -28,8 +29,8 @@ from perfmodel.plan import Load, Plan
 KINDS = ("measured", "vendor", "reported", "theory")
 """Who says so: a measurement anyone could repeat, the maker, the press, or arithmetic."""
 
-BATCH = "batch_s"
-"""The metric of a static batch: seconds until all of its requests are done."""
+BATCH = {"batch_s": "seconds", "batch_ttft_s": "prefill", "batch_step_s": "step"}
+"""Metrics of a static batch: until all requests are done, to their first tokens, and a step [s]."""
 
 COLUMNS = (
     "id", "chip", "model", "precision", "chips", "stages", "offload", "batch", "chunk", "isl",
@@ -84,7 +85,7 @@ def _point(row: Mapping[str, str], where: str) -> Point:
         plan = {name: float(row[name]) for name in _NUMBERS}
     except ValueError as error:
         raise InputError(f"{where}: {error}") from None
-    if row["metric"] != BATCH and row["metric"] not in results.BY_NAME:
+    if row["metric"] not in (*BATCH, *results.BY_NAME):
         raise InputError(f"{where}: no result is named '{row['metric']}'")
     if row["kind"] not in KINDS:
         raise InputError(f"{where}: kind '{row['kind']}' (known: {', '.join(KINDS)})")
@@ -137,9 +138,9 @@ def modelled(point: Point, machine: Machine | None = None) -> tuple[float, float
     whole = load_chip(point.chip).machine if machine is None else machine
     engine = engines.load_engine(point.engine).engine
     values = question.numbers((whole, network.model, load, plan, formats, engine))
-    if point.metric == BATCH:
-        found = jax.device_get(_program(static.static_batch)(*values))
-        return float(found.seconds), float(found.margin)
+    if point.metric in BATCH:
+        batch = jax.device_get(_program(static.static_batch)(*values))
+        return float(getattr(batch, BATCH[point.metric])), float(batch.margin)
     found = jax.device_get(_program(_all)(*values))
     runs = np.asarray(found["margins"])[[results.MARGINS.index(n) for n in ("memory", "kernel")]]
     return float(found[point.metric]), float(np.min(runs))
