@@ -60,7 +60,7 @@ def names() -> list[str]:
     """Returns the names of the engine profiles that ship.
 
     >>> names()
-    ['ideal', 'neutral', 'sglang', 'trtllm', 'vllm', 'vllm_2024', 'vllm_2024_eager']
+    ['ideal', 'neutral', 'sglang', 'trtllm', 'vllm', 'vllm_2024']
     """
     return sorted(_files())
 

@@ -24,7 +24,7 @@ from perfmodel.errors import InputError
 from perfmodel.formats import precision_numbers
 from perfmodel.machine import Machine
 from perfmodel.models.catalogue import load_model
-from perfmodel.plan import Load, Plan
+from perfmodel.plan import Engine, Load, Plan
 
 KINDS = ("measured", "vendor", "reported", "theory")
 """Who says so: a measurement anyone could repeat, the maker, the press, or arithmetic."""
@@ -115,11 +115,14 @@ def _program(of: Callable[..., Any]) -> Any:
     return jax.jit(of, compiler_options=dict(options))
 
 
-def modelled(point: Point, machine: Machine | None = None) -> tuple[float, float]:
+def modelled(
+    point: Point, machine: Machine | None = None, engine: Engine | None = None
+) -> tuple[float, float]:
     """Returns what the model says of a point, and its least margin (negative: does not fit).
 
     Args:
-        point: the setting. machine: another machine than its chip's, to fit constants with.
+        point: the setting.
+        machine, engine: others than its own, to fit constants with.
     """
     network = load_model(point.model)
     setting = dict(point.plan)
@@ -135,8 +138,8 @@ def modelled(point: Point, machine: Machine | None = None) -> tuple[float, float
         expert_ranks=1.0 if mixture else None,
     )
     formats = precision_numbers(question.parse_precision(point.precision))
-    whole = load_chip(point.chip).machine if machine is None else machine
-    engine = engines.load_engine(point.engine).engine
+    whole = load_chip(point.chip).under(point.engine).machine if machine is None else machine
+    engine = engines.load_engine(point.engine).engine if engine is None else engine
     values = question.numbers((whole, network.model, load, plan, formats, engine))
     if point.metric in BATCH:
         batch = jax.device_get(_program(static.static_batch)(*values))
@@ -146,7 +149,12 @@ def modelled(point: Point, machine: Machine | None = None) -> tuple[float, float
     return float(found[point.metric]), float(np.min(runs))
 
 
-def errors(rows: Sequence[Point], machine_of: Callable[[str], Machine] | None = None) -> np.ndarray:
+def errors(
+    rows: Sequence[Point],
+    machine_of: Callable[[str], Machine] | None = None,
+    engine: Engine | None = None,
+) -> np.ndarray:
     """Returns log(modelled/published) of each point."""
-    made = [modelled(p, None if machine_of is None else machine_of(p.chip)) for p in rows]
-    return np.asarray([math.log(m / p.value) for (m, _), p in zip(made, rows, strict=True)])
+    machines = [None if machine_of is None else machine_of(p.chip) for p in rows]
+    made = [modelled(p, m, engine)[0] for p, m in zip(rows, machines, strict=True)]
+    return np.asarray([math.log(m / p.value) for m, p in zip(made, rows, strict=True)])
