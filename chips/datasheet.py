@@ -294,10 +294,10 @@ value, and a number without a source is assumed. GB are decimal; rates are dense
 direction, and power is that of the board.
 
 `[chip]` holds `name`, `family` (hbm_gpu, wafer, lpu, corsair, dataflow, tensix or cpu) and may
-hold `title`, `vendor`, `generation`, `year` and `aliases`. A chip of a measured `generation` (ampere, ada,
-hopper, blackwell, blackwell_workstation) without kernel fits of its own takes those of a chip of
-its generation; any other (cdna2, cdna3, cdna4) takes the family's. Which one is shown with every
-constant.
+hold `title`, `vendor`, `generation`, `year` and `aliases`. A chip of a measured `generation`
+(ampere, ada, hopper, blackwell, blackwell_workstation) without kernel fits of its own takes those
+of a chip of its generation; any other (cdna2, cdna3, cdna4) takes the family's. Which one is shown
+with every constant.
 """
 
 _CONSTANTS = """\

@@ -372,7 +372,9 @@ def points(name: str | None) -> Listing:
     told = "* does not fit the memory as modelled, or lacks the kernel"
     if medians:
         shown = [f"{m['chip']} {100 * m['median']:.0f} % of {m['points']}" for m in medians]
-        told = f"median error of measured points that no constant has seen: {', '.join(shown)}; {told}"
+        told = (
+            f"median error of measured points that no constant has seen: {', '.join(shown)}; {told}"
+        )
     title = "published and modelled, in the units of the metric"
     return Listing(_above(title, told, table), {**_stamp(), "points": rows, "medians": medians})
 

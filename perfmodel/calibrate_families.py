@@ -89,7 +89,7 @@ def machine(chip: str, changed: Mapping[str, float]) -> Machine:
 
 
 def engine(name: str, changed: Mapping[str, float]) -> Engine | None:
-    """Returns an engine with other numbers, those whose names have no dot; None if there are none."""
+    """Returns an engine with the numbers whose names have no dot; None where there are none."""
     own = {field: value for field, value in changed.items() if "." not in field}
     return dataclasses.replace(load_engine(name).engine, **own) if own else None
 
