@@ -10,6 +10,7 @@ its datasheet and its other constants say.
 
 import argparse
 import dataclasses
+import fnmatch
 import importlib
 import re
 from collections.abc import Mapping, Sequence
@@ -31,7 +32,7 @@ from perfmodel.validation import Point
 class Task:
     """What is fitted: the fit's name, its chips, and constants with their starting values.
 
-    `*` in a name stands for whatever makes it a constant's: one value for all of them. Names
+    A name may be a pattern (`kernels.*.stream`): one value for all constants that fit it. Names
     without a dot are of the engine, whose profile then has the fit's name. With an `engine`, only
     rows of that one are seen.
     """
@@ -42,7 +43,7 @@ class Task:
     engine: str = ""
 
 
-TENSIX = {"kernels.*.stream": 0.75, "floors.serial": 100e-6, "fabric.*_latency": 60e-6}
+TENSIX = {"[ke]*s.*.stream": 0.75, "floors.serial": 100e-6, "fabric.*_latency": 60e-6}
 V0 = {"launch_floor": 180e-6, "host_sequence": 60e-6}
 EAGER = {"floors.launch": 250e-6, "*s.bf16.efficiency": 0.3}
 SLOW = {"*s.bf16.efficiency": 0.3, "decode.item_rate": 1e11}
@@ -52,7 +53,7 @@ TASKS: tuple[Task, ...] = (
     Task("lpu", ("groq_lpu",), {"fabric.*_latency": 20e-6}),
     Task("corsair", ("corsair",), {"fabric.*_latency": 9e-6}),
     Task("tensix", ("n150", "n300"), TENSIX),
-    Task("cpu", ("xeon_6980p",), {"kernels.*.efficiency": 0.2}),
+    Task("cpu", ("xeon_6980p",), {"[ke]*s.*.efficiency": 0.2}),
     Task("vllm_2024", ("a100_40gb_sxm", "h100_sxm"), V0, "vllm_2024"),
     Task("mi250@vllm_2024", ("mi250",), EAGER | {"fabric.*_latency": 1e-4}, "vllm_2024"),
     Task("mi300x@vllm_2024", ("mi300x",), EAGER | {"decode.item_rate": 1e11}, "vllm_2024"),
@@ -69,15 +70,14 @@ _PRIOR = np.log(2.0)
 
 
 def expand(names: Mapping[str, float], known: Sequence[str]) -> dict[str, float]:
-    """Returns constants by full name, `*` standing for any part.
+    """Returns constants by full name, from patterns of the shell.
 
     >>> expand({"kernels.*.stream": 0.9}, ["kernels.bf16.stream", "kernels.fp8.stream"])
     {'kernels.bf16.stream': 0.9, 'kernels.fp8.stream': 0.9}
     """
     found = {}
     for name, value in names.items():
-        first, _, last = name.partition("*")
-        found |= {k: value for k in known if k.startswith(first) and k.endswith(last)}
+        found |= {k: value for k in known if fnmatch.fnmatchcase(k, name)}
     return found
 
 
