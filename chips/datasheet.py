@@ -21,6 +21,7 @@ from perfmodel.kernels import KERNELS
 
 FAMILIES = (
     "hbm_gpu", "wafer", "lpu", "corsair", "dataflow", "trainium", "tpu", "gaudi", "ascend",
+    "tensix", "cpu",
 )  # fmt: skip
 """Chip families, by the name a datasheet gives: each has a module and a table of assumptions."""
 
@@ -296,8 +297,10 @@ and `high`. Kinds are reported, measured, derived, fitted, assumed and unknown; 
 value, and a number without a source is assumed. GB are decimal; rates are dense, bandwidths one
 direction, and power is that of the board.
 
-`[chip]` holds `name`, `family` (FAMILIES) and may hold `title`, `vendor`, `generation`, `year` and
-`aliases`. A chip of a measured `generation` (ampere, ada, hopper, blackwell, blackwell_workstation,
+`[chip]` holds `name` and `family`, and may hold `title`, `vendor`, `generation`, `year` and
+`aliases`. Families: FAMILIES.
+
+A chip of a measured `generation` (ampere, ada, hopper, blackwell, blackwell_workstation,
 dav-c220) without kernel fits of its own takes those of a chip of its generation; any other (cdna2,
 cdna3, cdna4) takes the family's. Which one is shown with every constant.
 """

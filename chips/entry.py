@@ -70,6 +70,18 @@ class Chip:
         vars(other)["machine"] = machine  # where the cached property keeps it
         return other
 
+    def under(self, software: str) -> "Chip":
+        """Returns the chip with the constants of one software's kernels on it, where such a fit is.
+
+        Of old or untuned software, whose kernels are not what the chip can do; those that measure
+        with it say so (`perfmodel.validation`).
+        """
+        fit = constants.read_fit(constants.folder(), f"{self.name}@{software}")
+        if fit is None:
+            return self
+        own = {name: constants.of(fit, name, f"own fit, {software}") for name in fit.numbers}
+        return dataclasses.replace(self, constants={**self.constants, **own})
+
     def kernels_of(self) -> str:
         """Returns whose kernel measurements the chip uses: "its own", the name of a chip of its
         generation, or "its family" where there are neither.

@@ -368,13 +368,27 @@ def points(name: str | None) -> Listing:
                     "speculation": point.speculation, "source": point.source, "note": point.note,
                 }
             )  # fmt: skip
-    unseen = [abs(r["error"]) for r in rows if r["kind"] == "measured" and not r["fitted"]]
+    medians = _medians(rows)
     told = "* does not fit the memory as modelled, or lacks the kernel"
-    if unseen:
-        middle = sorted(unseen)[len(unseen) // 2]
-        told = f"measured points that no constant has seen: median {100 * middle:.0f} %; {told}"
+    if medians:
+        shown = [f"{m['chip']} {100 * m['median']:.0f} % of {m['points']}" for m in medians]
+        told = (
+            f"median error of measured points that no constant has seen: {', '.join(shown)}; {told}"
+        )
     title = "published and modelled, in the units of the metric"
-    return Listing(_above(title, told, table), {**_stamp(), "points": rows})
+    return Listing(_above(title, told, table), {**_stamp(), "points": rows, "medians": medians})
+
+
+def _medians(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the median error of measured points that no constant has seen: of all, by chip."""
+    unseen = [r for r in rows if r["kind"] == "measured" and not r["fitted"]]
+    found = []
+    for chip in ("all", *sorted({r["chip"] for r in unseen})):
+        errors = sorted(abs(r["error"]) for r in unseen if chip in ("all", r["chip"]))
+        if errors:
+            middle = errors[len(errors) // 2]
+            found.append({"chip": chip, "points": len(errors), "median": middle})
+    return found
 
 
 def _below(table: Any, note: str) -> "RenderableType":

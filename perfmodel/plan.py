@@ -160,6 +160,7 @@ class Engine(eqx.Module):
         launch_graph: time a layer waits for launches in a step of decoding sequences alone, which
             is captured in a graph [s].
         launch_eager: the same in a step with prompt tokens, which no graph holds [s].
+        launch_floor: host time to launch a layer, beside the device: a step takes the larger [s].
         host_prefill: host time of a step with prompt tokens beyond that of another [s].
         host_request: host time of a prompt, in the step in which it ends [s].
         reservation: share of a request's output whose memory is set aside when it is admitted; 1/2
@@ -186,6 +187,7 @@ class Engine(eqx.Module):
     reservation: Real = 0.5
     admission_steps: Real = 1.0
     quantisation: Real = 1.0
+    launch_floor: Real = 0.0
 
 
 class Limits(eqx.Module):

@@ -375,7 +375,7 @@ def passes(
     )
 
 
-def _launches(rank: Rank, layers: Real, gaps: Real, busy: Array) -> Usage:
+def _launches(rank: Rank, layers: Real, gaps: Real, engine: Engine, busy: Array) -> Usage:
     """Returns what waiting for launches adds to `layers` that keep the device `busy` [s].
 
     Launches run beside the device, so they add what its busy time does not cover.
@@ -383,7 +383,8 @@ def _launches(rank: Rank, layers: Real, gaps: Real, busy: Array) -> Usage:
     floors = rank.machine.floors
     count = as_real(layers)
     serial = (floors.serial + gaps * floors.hosted) * count
-    waiting = serial + maximum(floors.launch * count - (busy + serial), 0.0)
+    launch = (floors.launch + engine.launch_floor * floors.hosted) * count
+    waiting = serial + maximum(launch - (busy + serial), 0.0)
     return Usage(waiting, latency=waiting)
 
 
@@ -403,11 +404,11 @@ def unhidden(
     floors = rank.machine.floors
     # Steps of decoding sequences alone are captured in a graph; others are launched one by one.
     gaps = engine.launch_graph if step.chunk is None else engine.launch_eager
-    launched = {"launches": (1, _launches(rank, model.layers, gaps, layers))}
+    launched = {"launches": (1, _launches(rank, model.layers, gaps, engine, layers))}
     if model.encoder is not None and step.chunk is not None and tower is not None:
         _, runs = step.chunk.encodings
         count = model.encoder.layers * runs
-        launched["encoder_launches"] = (1, _launches(rank, count, gaps, tower))
+        launched["encoder_launches"] = (1, _launches(rank, count, gaps, engine, tower))
     host = as_real(engine.host_step + engine.host_sequence * step.sequences)
     if step.chunk is not None:
         host = host + engine.host_prefill + engine.host_request * step.chunk.ends

@@ -73,7 +73,7 @@ def test_an_estimate_and_a_row_say_the_same():
         ({"model": "./config.json"}, "is a path"),
         ({"chip": "h999"}, "unknown chip 'h999'"),
         ({"chip": "../x.toml"}, "is a path"),
-        ({"engine": "vlm"}, "unknown engine 'vlm' (nearest: vllm)"),
+        ({"engine": "vlm"}, "unknown engine 'vlm' (nearest: vllm"),
         ({"precision": "fp9"}, "unknown number format 'fp9'"),
         ({"precision": "mxfp4/mxfp4/bf16"}, "h200_sxm has no fp4 kernel"),
         ({"concurrency": ""}, "no concurrency"),
