@@ -5,6 +5,7 @@ decode in step, without any prompt beside them. That is not the steady state of 
 finished requests are replaced by new ones; nor its initial burst, in which prompts ride along.
 """
 
+import dataclasses
 from typing import NamedTuple
 
 from jax import Array
@@ -15,7 +16,7 @@ from perfmodel.models.transformer import Model
 from perfmodel.plan import Engine, Load, Plan
 from perfmodel.relax import as_real, ceil, inverse, maximum, minimum
 from perfmodel.serving import attention_groups, footprint, placed, run_step, served, split_prompt
-from perfmodel.step import Chunk, Step
+from perfmodel.step import Step
 
 
 class Batch(NamedTuple):
@@ -51,8 +52,10 @@ def static_batch(
     one = prompt.chunk
     most = maximum(1.0, as_real(plan.chunk) * inverse(prompt.new_tokens))
     prompts = minimum(running, most)
-    shared = Chunk(one.tokens * prompts, one.pairs, one.keys, one.ends * prompts, prompts)
-    context = load.isl + 0.5 * load.osl
+    shared = dataclasses.replace(
+        one, tokens=one.tokens * prompts, ends=one.ends * prompts, prompts=prompts
+    )
+    context = load.context
     micro = minimum(running, as_real(plan.stages))
     rank = Rank(served(machine, engine), shard.share, None, placed(machine, plan, room, running))
     prefill = Step(0.0, context, chunk=shared, groups=groups)
