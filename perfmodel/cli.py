@@ -8,7 +8,6 @@ import contextlib
 import difflib
 import errno
 import os
-import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +15,16 @@ from typing import Annotated, Any
 
 import typer
 
+from perfmodel import _chips_command
+from perfmodel._commands import Engine as _Engine
+from perfmodel._commands import Isl as _Isl
+from perfmodel._commands import Json as _Json
+from perfmodel._commands import Osl as _Osl
+from perfmodel._commands import command as _command
+from perfmodel._commands import print_json as _print_json
+from perfmodel._commands import ready as _ready
+from perfmodel._commands import show as _show
+from perfmodel._commands import working as _working
 from perfmodel.errors import Infeasible, InputError, shorten
 
 _BAD_INPUT, _INFEASIBLE, _INTERRUPTED, _PIPE_CLOSED = 2, 3, 130, 141
@@ -31,6 +40,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+app.add_typer(_chips_command.app)
+
 # ---- Options that commands share ----
 
 _ModelName = Annotated[
@@ -42,10 +53,7 @@ _Dense = Annotated[
         "--assume-dense", help="Read a config.json that is not understood as a dense decoder."
     ),
 ]
-_Isl = Annotated[int, typer.Option(help="Prompt tokens.")]
-_Osl = Annotated[int, typer.Option(help="Output tokens.")]
 _Hit = Annotated[float, typer.Option(help="Share of the prompt already cached, 0 to below 1.")]
-_Engine = Annotated[str, typer.Option(help="Engine profile, or a TOML file of one.")]
 _Ttft = Annotated[
     str | None,
     typer.Option(metavar="TIME", help="Longest time to first token: 2s, 500ms, or seconds."),
@@ -86,7 +94,6 @@ _Routing = Annotated[
         help="How tokens fall on experts: evenly, or by a power law (docs/routing.md).",
     ),
 ]
-_Json = Annotated[bool, typer.Option("--json", help="Print JSON, in SI units, and nothing else.")]
 
 
 def _time(text: str | None, option: str) -> float | None:
@@ -145,32 +152,6 @@ def _prices(given: list[str] | None) -> "float | dict[str, float] | None":
             raise InputError(f"--price: {chip} is given more than once")
         table[chip] = dollars
     return table
-
-
-def _print_json(value: Any) -> None:
-    from perfmodel import _json
-
-    sys.stdout.write(_json.text(value) + "\n")
-
-
-def _working(what: str, quiet: bool = False) -> Any:
-    """Returns a context that says on a terminal what is being done."""
-    if quiet or not sys.stderr.isatty():
-        return contextlib.nullcontext()
-    from rich.console import Console
-
-    return Console(stderr=True).status(what, spinner_style="")
-
-
-def _command(context: typer.Context) -> dict[str, str]:
-    """Returns the command line, as an attribute of what it makes."""
-    return {"command": shorten(shlex.join(["perfmodel", *context.obj]), 4000)}
-
-
-def _ready() -> None:
-    import perfmodel
-
-    perfmodel.enable_cache()
 
 
 # ---- Commands ----
@@ -531,18 +512,6 @@ def size(
 
 
 @app.command()
-def chips(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="One chip in full.")] = None,
-    json: _Json = False,
-) -> None:
-    """List chips, or every number of one and its source."""
-    from perfmodel import _listings
-
-    found = _listings.chips() if name is None else _listings.chip(name)
-    _show(found, json)
-
-
-@app.command()
 def models(
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="One model in full.")] = None,
     assume_dense: _Dense = False,
@@ -573,15 +542,6 @@ def validate(
 
         found = _listings.points(name)
     _show(found, json)
-
-
-def _show(listing: Any, json: bool) -> None:
-    from perfmodel import report
-
-    if json:
-        _print_json(listing.values)
-    else:
-        report.write(listing.table)
 
 
 @app.command()
