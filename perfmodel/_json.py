@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 # Attributes that tell how a result was made, repeated at the top of the object.
 _ATTRS = (
     "version", "created", "call", "command", "model", "notes", "isl", "osl", "prefix_hit",
-    "routing", "engine", "slo_ttft_s", "slo_tpot_s", "catalogue_digest", "ownership",
+    "routing", "engine", "slo_ttft_s", "slo_tpot_s", "max_power_w",
+    "max_racks", "max_cost_usd_per_hour", "catalogue_digest", "ownership",
     "price_assumption", "site_assumption", "kernel_constants", "assumed", "host_assumed",
     "rate", "headroom", "spare", "by", "x", "y", "max_chips", "evaluated", "feasible",
 )  # fmt: skip

@@ -146,7 +146,12 @@ def draw(dataset: "xr.Dataset", measured: "xr.Dataset | None" = None) -> "Figure
     title = f"{_labels.model_title(str(attrs['model']))}: {_labels.trade_off(x, y)}"
     origins = _labels.origin_notes(dataset, " (dashed)")
     notes = " · ".join(
-        [*origins, *_labels.axis_notes(dataset), f"perfmodel {attrs.get('version', '')}"]
+        [
+            *origins,
+            *_labels.axis_notes(dataset),
+            *filter(None, [_labels.budget_note(dataset)]),
+            f"perfmodel {attrs.get('version', '')}",
+        ]
     )
     figure, axes = _bare_axes(title, _labels.setting(dataset), textwrap.wrap(notes, _WIDE))
     lines = [np.column_stack([f.columns[x], f.columns[y]]).astype(float) for f in found]

@@ -130,6 +130,7 @@ def footnotes(dataset: "xr.Dataset") -> list[str]:
         _labels.prices(dataset),
         _labels.site_note(dataset),
         _labels.per_note(dataset),
+        _labels.budget_note(dataset),
         "J and $ per output token: decode's share of busy time",
         *_labels.origin_notes(dataset),
         _model_note(dataset),

@@ -19,7 +19,11 @@ from perfmodel import _chips_command
 from perfmodel._commands import Engine as _Engine
 from perfmodel._commands import Isl as _Isl
 from perfmodel._commands import Json as _Json
+from perfmodel._commands import MaxCost as _MaxCost
+from perfmodel._commands import MaxPower as _MaxPower
+from perfmodel._commands import MaxRacks as _MaxRacks
 from perfmodel._commands import Osl as _Osl
+from perfmodel._commands import budgets as _budgets
 from perfmodel._commands import command as _command
 from perfmodel._commands import print_json as _print_json
 from perfmodel._commands import ready as _ready
@@ -359,8 +363,15 @@ def frontier(
     isl: _Isl = 4000,
     osl: _Osl = 1000,
     max_chips: Annotated[
-        int, typer.Option(help="Chips that a plan and its replicas may fill.")
-    ] = 16,
+        int | None,
+        typer.Option(
+            help="Chips that a plan and its replicas may fill.",
+            show_default="16, or what the limits below allow",
+        ),
+    ] = None,
+    max_power: _MaxPower = None,
+    max_racks: _MaxRacks = None,
+    max_cost: _MaxCost = None,
     pp: Annotated[
         list[int] | None,
         typer.Option(help="Pipeline stages to try (repeat for more).", show_default="1"),
@@ -401,6 +412,7 @@ def frontier(
     limits = {
         "slo_ttft": _time(slo_ttft, "--slo-ttft"),
         "slo_tpot": _time(slo_tpot, "--slo-tpot"),
+        **_budgets(max_power, max_racks, max_cost),
     }
     from perfmodel import report
 
@@ -463,6 +475,9 @@ def size(
     max_chips: Annotated[
         int | None, typer.Option(help="Most chips, spare ones included.", show_default="any")
     ] = None,
+    max_power: _MaxPower = None,
+    max_racks: _MaxRacks = None,
+    max_cost: _MaxCost = None,
     headroom: Annotated[float, typer.Option(help="Capacity beyond the rate, a share of it.")] = 0.2,
     spare: Annotated[int, typer.Option(help="Replicas beyond those needed, for failures.")] = 1,
     by: Annotated[str, typer.Option(help="Smallest in: chips, usd, kw or nodes.")] = "chips",
@@ -493,7 +508,7 @@ def size(
                 rate=rate, isl=isl, osl=osl, prefix_hit=prefix_hit,
                 slo_ttft=_time(slo_ttft, "--slo-ttft"), slo_tpot=_time(slo_tpot, "--slo-tpot"),
                 headroom=headroom, spare=spare, by=by, max_chips=max_chips, engine=engine,
-                price=_prices(price), **extra,
+                price=_prices(price), **_budgets(max_power, max_racks, max_cost), **extra,
             )  # fmt: skip
             failed = None
         except Infeasible as error:

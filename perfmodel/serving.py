@@ -42,15 +42,19 @@ from perfmodel.models.transformer import (
     weight_bytes,
 )
 from perfmodel.ownership import spend
-from perfmodel.plan import Engine, Limits, Load, Plan
+from perfmodel.plan import UNLIMITED, Engine, Limits, Load, Plan
 from perfmodel.relax import Real, as_real, ceil, ceil_div, floor, inverse, maximum, minimum
 from perfmodel.step import Chunk, Shard, Step, causal_pairs
 from perfmodel.timing import total_usage
+from perfmodel.units import HOUR
 
 PARTS = ("compute", "weight bandwidth", "kv bandwidth", "network", "latency")
 """What a step's time consists of, in the order of `Estimate.parts`."""
 
-MARGINS = ("memory", "kernel", "divisibility", "context length", "ttft limit", "tpot limit")
+MARGINS = (
+    "memory", "kernel", "divisibility", "context length", "ttft limit", "tpot limit",
+    "power limit", "footprint limit", "cost limit",
+)  # fmt: skip
 """Signed margins in the order of `Estimate.margins`; a negative one is infeasible."""
 
 BINDING = (*PARTS, "kv capacity", *MARGINS)
@@ -77,7 +81,7 @@ class Estimate(eqx.Module):
             share the cost by busy time. 0 where the price is unknown.
         chips: chips deployed.
         parts: seconds of TPOT by `PARTS`, shape [5].
-        margins: by `MARGINS`, shape [6], relative; negative is infeasible.
+        margins: by `MARGINS`, shape [9], relative; negative is infeasible.
         feasible: whether all margins are ≥ 0.
         binding: index into `BINDING`.
     """
@@ -486,6 +490,7 @@ def estimate(
             (model.max_context - load.isl - osl) / model.max_context,
             1.0 - ttft * inverse(asked.ttft),
             1.0 - tpot * inverse(asked.tpot),
+            *_budget_margins(machine, asked, plan.chips * plan.replicas, dollars * plan.replicas),
         ]
     )
     feasible = jnp.all(margins >= 0.0)
@@ -524,6 +529,29 @@ def estimate(
         isl=as_real(load.isl),
         osl=osl,
         replicas=as_real(plan.replicas),
+    )
+
+
+def _budget_margins(
+    machine: Machine, asked: Limits, chips: Real, dollars: Array
+) -> tuple[Array, ...]:
+    """Returns what all chips leave of power, footprint and cost, relative; −1 where a budget is
+    asked for and what they take is unknown.
+
+    Args:
+        chips: of all replicas. dollars: what they cost [USD/s], 0 where unknown.
+    """
+    around = machine.site
+    racked = as_real(around.rack_chips) > 0.0
+    racks = chips * inverse(jnp.where(racked, around.rack_chips, 1.0))
+    used = (
+        (around.provisioned_power * chips, as_real(around.provisioned_power) > 0.0, asked.power),
+        (racks, racked, asked.racks),
+        (dollars * HOUR, dollars > 0.0, asked.cost),
+    )
+    return tuple(
+        jnp.where(known | (limit >= UNLIMITED), (limit - amount) * inverse(limit), -1.0)
+        for amount, known, limit in ((a, k, as_real(most)) for a, k, most in used)
     )
 
 

@@ -173,7 +173,8 @@ REFUSED = {
                                "link_bandwidth 1e+15 B/s"),
     "energy beyond its power": (
         (*THREE, "--tdp", "700", "--set", "memory2_capacity=1TB", "--set",
-         "memory2_bandwidth=1TB/s", "--set", "slow_memory_energy=1e5pJ/B"), "takes 100,000 W, far above tdp 700 W"),
+         "memory2_bandwidth=1TB/s", "--set", "slow_memory_energy=1e5pJ/B"),
+        "takes 100,000 W, far above tdp 700 W"),
     "a catalogue's name": (("h100", *THREE), "catalogue"),
     "a slower narrow format": ((*THREE, "--peak-fp8", "5e14"), "a narrower format is not slower"),
 }  # fmt: skip
