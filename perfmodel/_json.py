@@ -63,9 +63,10 @@ def estimate(
     operators: "xr.Dataset | None" = None,
     sensitivity: "xr.Dataset | None" = None,
     files: Mapping[str, Any] | None = None,
+    ranges: "xr.Dataset | None" = None,
 ) -> dict[str, Any]:
-    """Returns one design as a flat object; with the operator table as lists, and what the design
-    depends on, where given."""
+    """Returns one design as a flat object; with the operator table as lists, what the design
+    depends on, and the bands that ranges of its chip give, where given."""
     numbers = {
         str(name): variable.values
         for name, variable in dataset.variables.items()
@@ -77,6 +78,9 @@ def estimate(
         found["operators"] = rows(operators, "operator")
     if sensitivity is not None:
         found["sensitivity"] = _sensitivity(sensitivity)
+    if ranges is not None:
+        found["bands"] = {row.pop("quantity"): row for row in rows(ranges, "quantity")}
+        found["ranges"] = rows(ranges, "number")
     if files:
         found["files"] = dict(files)
     return found

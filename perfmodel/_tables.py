@@ -259,12 +259,47 @@ _GROUPS: tuple[tuple[str, tuple[tuple[str, str, _Format], ...]], ...] = (
 )  # fmt: skip
 
 
-def estimate_table(dataset: "xr.Dataset", operators: "xr.Dataset | None" = None) -> "Group":
+def _bands(dataset: "xr.Dataset", ranges: "xr.Dataset | None") -> dict[str, tuple[float, float]]:
+    """Returns low and high of the numbers that have a band: of the chip, or of its price alone."""
+    if ranges is not None:
+        rows = zip(*(ranges[k].values for k in ("quantity", "low", "high")), strict=True)
+        return {str(name): (float(low), float(high)) for name, low, high in rows}
+    names = [str(name) for name in dataset.variables if f"{name}_low" in dataset]
+    return {n: (float(dataset[f"{n}_low"]), float(dataset[f"{n}_high"])) for n in names}
+
+
+def _ranges_note(ranges: "xr.Dataset | None") -> str:
+    """Returns which numbers of a chip are ranges, those that matter most for the time first."""
+    if ranges is None or not ranges.sizes["number"]:
+        return ""
+    low, high = ranges["effect_low"].values, ranges["effect_high"].values
+    said = []
+    for i in np.argsort(low - high, kind="stable"):
+        ends = [float(ranges[f"number_{end}"][i]) for end in ("low", "high")]
+        unit = str(ranges["unit"].values[i])
+        span = f" {si(ends[0])} to {si(ends[1], unit)}" if unit not in ("1", "s") else ""
+        span = f" {ends[0]:.3g} to {ends[1]:.3g}" if unit == "1" and ends[0] == ends[0] else span
+        span = (
+            f" {_labels.duration(ends[0])} to {_labels.duration(ends[1])}" * (unit == "s") or span
+        )
+        effect = f", time {low[i]:+.0%} to {high[i]:+.0%}" if high[i] - low[i] >= 0.005 else ""
+        name = str(ranges["number"].values[i]).replace("_", " ")
+        name += " of any measured chip of the family" if not math.isfinite(ends[0]) else ""
+        said.append(f"{name}{span}{effect}")
+    return "Ranges: with all of these at their better or worse ends at once: " + "; ".join(said)
+
+
+def estimate_table(
+    dataset: "xr.Dataset",
+    operators: "xr.Dataset | None" = None,
+    ranges: "xr.Dataset | None" = None,
+) -> "Group":
     """Returns one design's numbers by group, and what binds it.
 
     Args:
         dataset: of `estimate`.
         operators: of `operator_table`, for the parts of a token's time.
+        ranges: of `ranges`, for the bands of numbers; those of prices alone without.
     """
     from rich.console import Group
 
@@ -277,6 +312,7 @@ def estimate_table(dataset: "xr.Dataset", operators: "xr.Dataset | None" = None)
     )
     traffic = f"{_labels.lengths(dataset)} · engine {attrs.get('engine', 'neutral')}"
     feasible = bool(dataset["feasible"])
+    bands = _bands(dataset, ranges)
     table = grid(("", "left"), ("", "right"), edge=False)
     for name, rows in _GROUPS:
         values = [float(dataset[key]) for _, key, _ in rows]
@@ -287,8 +323,8 @@ def estimate_table(dataset: "xr.Dataset", operators: "xr.Dataset | None" = None)
             text = form(value) if math.isfinite(value) else "–"
             if key == "running" and math.isfinite(value):
                 words = f"running of the {int(dataset['admitted']):,} that the KV pool admits"
-            if f"{key}_low" in dataset and math.isfinite(value):
-                low, high = (form(float(dataset[f"{key}_{end}"])) for end in ("low", "high"))
+            if key in bands and math.isfinite(value):
+                low, high = map(form, bands[key])
                 words += f" ({low} to {high})" if low != high else ""
             table.add_row(f"  {words}", text)
     binding = dataset["binding"].item()
@@ -312,6 +348,7 @@ def estimate_table(dataset: "xr.Dataset", operators: "xr.Dataset | None" = None)
             "shares are of busy time; J and $ per output token are decode's",
             _labels.kernel_note(chip, str(attrs.get("kernel_constants", ""))),
             _labels.assumed_note({chip: str(attrs.get("assumed", ""))}),
+            _ranges_note(ranges),
             _model_note(dataset),
             style="dim",
         ),

@@ -238,6 +238,12 @@ def estimate(
         Path | None,
         typer.Option(metavar="DIR", help="Write sensitivity.nc, .png and .html there."),
     ] = None,
+    ranges: Annotated[
+        bool,
+        typer.Option(
+            "--ranges/--no-ranges", help="Tell how far ranges of the chip's numbers carry."
+        ),
+    ] = True,
     trace: Annotated[
         str | None,
         typer.Option(
@@ -288,6 +294,7 @@ def estimate(
         opened = None
         if operators or not json:
             opened = perfmodel.operator_table(network, chip, **options)
+        spans = perfmodel.ranges(network, chip, **options) if ranges else None
         moved, files = None, {}
         if sensitivity:
             moved = perfmodel.sensitivity(network, chip, **options).assign_attrs(_command(context))
@@ -296,9 +303,9 @@ def estimate(
     if json:
         from perfmodel import _json
 
-        _print_json(_json.estimate(found, opened, moved, files))
+        _print_json(_json.estimate(found, opened, moved, files, spans))
     else:
-        report.write(report.estimate_table(found, opened))
+        report.write(report.estimate_table(found, opened, spans))
         if operators and opened is not None:
             report.write(report.operators_table(opened))
         if moved is not None:

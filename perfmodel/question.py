@@ -186,6 +186,19 @@ def ask(
     )
 
 
+def paid_machines(
+    chip_list: Sequence[Chip],
+    price: float | None,
+    ownership: str,
+    electricity: float | None,
+    pue: float | None,
+    lifetime: float | None,
+) -> Machine:
+    """Returns the machines of chips as they are paid for, stacked; arguments as of `ask`."""
+    terms = _terms(ownership, electricity=electricity, pue=pue, lifetime=lifetime)
+    return stack([_price(chip, price, ownership, terms)[0] for chip in chip_list])
+
+
 def real() -> Any:
     """Returns the floating-point type in use: float32, or float64 under x64."""
     return jnp.result_type(float)
