@@ -158,12 +158,19 @@ def frontier_table(dataset: "xr.Dataset", rows: int = 11) -> "Group":
     plan = (("plan", "left"), ("batch", "right"), ("chunk", "right"), ("format", "left"))
     table = grid(("chip", "left"), *heads[:2], *plan, *heads[2:], ("bound by", "left"))
     found = _labels.fronts(dataset)
+    table.columns[0].min_width = max(len(front.chip) for front in found) + 2
     short = _labels.short_precisions(dataset["precision"].values)
     for front in found:
         picked = _labels.spread(front.columns[x], rows)
+        spans = {k: _labels.price_span(front.columns, name) for k, name in enumerate((x, y))}
         for place, i in enumerate(picked):
             column = {name: values[i] for name, values in front.columns.items()}
             cells = [form(float(column[name])) for name, _, form in shown]
+            for k, span in spans.items():
+                if span is not None:
+                    # Two digits: the column must leave room for the plan.
+                    low, high = (_labels.number(float(end[i]), 2) for end in span)
+                    cells[k] += f" ({low}–{high})"
             mark = "•" if len(found) > 1 and bool(column["on_front"]) else " "
             table.add_row(
                 f"{front.chip if place == 0 else '':<8} {mark}",
