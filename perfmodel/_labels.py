@@ -396,37 +396,6 @@ def prices(dataset: "xr.Dataset") -> str:
     return f"Prices [USD per chip and hour, {owner}]: {', '.join(found)}"
 
 
-def price_span(
-    columns: Mapping[str, np.ndarray], name: str
-) -> tuple[np.ndarray, np.ndarray] | None:
-    """Returns the low and high ends of an axis of cost that the range of a price gives.
-
-    None for other axes, and where no price has a range.
-
-    >>> hours = {"usd_per_hour": 2.0, "usd_per_hour_low": 1.0, "usd_per_hour_high": 6.0}
-    >>> columns = {k: np.array([v]) for k, v in (hours | {"usd_per_million_x": 0.5}).items()}
-    >>> [end.tolist() for end in price_span(columns, "usd_per_million_x")]
-    [[0.25], [1.5]]
-    """
-    per = name.endswith("_tokens_per_second_usd")
-    if not per and not name.startswith("usd_per_"):
-        return None
-    value = columns[name].astype(float)
-    # Every cost of a deployment goes with that of its hour.
-    low, high = (
-        columns[f"usd_per_hour_{end}"] / columns["usd_per_hour"] for end in ("low", "high")
-    )
-    if np.allclose(low, high, equal_nan=True):
-        return None
-    return (value / high, value / low) if per else (value * low, value * high)
-
-
-def price_span_note(found: Sequence[Front], axes: tuple[str, str], what: str) -> str:
-    """Returns what a band of an axis is, "" where no axis has one."""
-    spans = (price_span(front.columns, name) for front in found for name in axes)
-    return f"{what}: range of the price" if any(span is not None for span in spans) else ""
-
-
 def site_note(dataset: "xr.Dataset", wall: bool = False) -> str:
     """Returns the assumptions around chips in words; of rented ones those of power at the `wall`,
     where that is shown, as the rent has the others in it."""
@@ -490,16 +459,6 @@ def limits(dataset: "xr.Dataset") -> list[str]:
         for name, key in (("TTFT", "slo_ttft_s"), ("TPOT", "slo_tpot_s"))
         if key in dataset.attrs
     ]
-
-
-def budget_note(dataset: "xr.Dataset") -> str:
-    """Returns how many chips of each kind the budgets allow and which sets it, "" without any."""
-    if "candidate_allowed_chips" not in dataset:
-        return ""
-    names = ("candidate", "candidate_allowed_chips", "candidate_allowed_by")
-    rows = zip(*(dataset[name].values for name in names), strict=True)
-    listed = ", ".join(f"{chip} {int(chips):,} ({by})" for chip, chips, by in rows)
-    return f"Chips allowed, and by what: {listed}"
 
 
 def kernel_note(chip: str, whose: str, mark: str = "") -> str:

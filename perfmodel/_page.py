@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from perfmodel import _labels
+from perfmodel import _labels, _spans
 from perfmodel._labels import Front, Measured
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def _errors(front: Front, x: str, y: str) -> dict[str, Any]:
     """Returns the bars that the range of a price makes of a cost."""
     found: dict[str, Any] = {}
     for key, name in (("error_x", x), ("error_y", y)):
-        span = _labels.price_span(front.columns, name)
+        span = _spans.price_span(front.columns, name)
         if span is not None:
             value = front.columns[name].astype(float)
             found[key] = {

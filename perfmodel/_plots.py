@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from perfmodel import _labels
+from perfmodel import _labels, _spans
 from perfmodel._labels import Front
 
 if TYPE_CHECKING:
@@ -145,12 +145,12 @@ def draw(dataset: "xr.Dataset", measured: "xr.Dataset | None" = None) -> "Figure
     attrs = dataset.attrs
     title = f"{_labels.model_title(str(attrs['model']))}: {_labels.trade_off(x, y)}"
     origins = _labels.origin_notes(dataset, " (dashed)")
-    bars = _labels.price_span_note(found, (x, y), "Bars and bands")
+    bars = _spans.price_span_note(found, (x, y), "Bars and bands")
     notes = " · ".join(
         [
             *origins,
             *_labels.axis_notes(dataset),
-            *filter(None, [bars, _labels.budget_note(dataset)]),
+            *filter(None, [bars, _spans.budget_note(dataset)]),
             f"perfmodel {attrs.get('version', '')}",
         ]
     )
@@ -162,7 +162,7 @@ def draw(dataset: "xr.Dataset", measured: "xr.Dataset | None" = None) -> "Figure
         (y, 1, axes.set_yscale, axes.set_ylim, axes.yaxis),
     ):
         values = [line[:, column] for line in lines + [p.xy for p in points]]
-        values += [end for f in found for end in _labels.price_span(f.columns, name) or ()]
+        values += [end for f in found for end in _spans.price_span(f.columns, name) or ()]
         log = _labels.log_axis(values)
         if log:
             setter("log")
@@ -216,7 +216,7 @@ def draw(dataset: "xr.Dataset", measured: "xr.Dataset | None" = None) -> "Figure
 def _draw_span(axes: "Axes", front: Front, names: tuple[str, str], line: np.ndarray) -> None:
     """Draws what the range of a price makes of a cost: a band, with bars at some points."""
     for place, name in enumerate(names):
-        span = _labels.price_span(front.columns, name)
+        span = _spans.price_span(front.columns, name)
         if span is None:
             continue
         rows = _labels.spread(line[:, 0], 6)

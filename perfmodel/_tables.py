@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from perfmodel import _influences, _labels
+from perfmodel import _influences, _labels, _spans
 from perfmodel.errors import shorten
 from perfmodel.units import GB, si
 
@@ -130,7 +130,7 @@ def footnotes(dataset: "xr.Dataset") -> list[str]:
         _labels.prices(dataset),
         _labels.site_note(dataset),
         _labels.per_note(dataset),
-        _labels.budget_note(dataset),
+        _spans.budget_note(dataset),
         "J and $ per output token: decode's share of busy time",
         *_labels.origin_notes(dataset),
         _model_note(dataset),
@@ -162,7 +162,7 @@ def frontier_table(dataset: "xr.Dataset", rows: int = 11) -> "Group":
     short = _labels.short_precisions(dataset["precision"].values)
     for front in found:
         picked = _labels.spread(front.columns[x], rows)
-        spans = {k: _labels.price_span(front.columns, name) for k, name in enumerate((x, y))}
+        spans = {k: _spans.price_span(front.columns, name) for k, name in enumerate((x, y))}
         for place, i in enumerate(picked):
             column = {name: values[i] for name, values in front.columns.items()}
             cells = [form(float(column[name])) for name, _, form in shown]
@@ -266,36 +266,6 @@ _GROUPS: tuple[tuple[str, tuple[tuple[str, str, _Format], ...]], ...] = (
 )  # fmt: skip
 
 
-def _bands(dataset: "xr.Dataset", ranges: "xr.Dataset | None") -> dict[str, tuple[float, float]]:
-    """Returns low and high of the numbers that have a band: of the chip, or of its price alone."""
-    if ranges is not None:
-        rows = zip(*(ranges[k].values for k in ("quantity", "low", "high")), strict=True)
-        return {str(name): (float(low), float(high)) for name, low, high in rows}
-    names = [str(name) for name in dataset.variables if f"{name}_low" in dataset]
-    return {n: (float(dataset[f"{n}_low"]), float(dataset[f"{n}_high"])) for n in names}
-
-
-def _ranges_note(ranges: "xr.Dataset | None") -> str:
-    """Returns which numbers of a chip are ranges, those that matter most for the time first."""
-    if ranges is None or not ranges.sizes["number"]:
-        return ""
-    low, high = ranges["effect_low"].values, ranges["effect_high"].values
-    said = []
-    for i in np.argsort(low - high, kind="stable"):
-        ends = [float(ranges[f"number_{end}"][i]) for end in ("low", "high")]
-        unit = str(ranges["unit"].values[i])
-        span = f" {si(ends[0])} to {si(ends[1], unit)}" if unit not in ("1", "s") else ""
-        span = f" {ends[0]:.3g} to {ends[1]:.3g}" if unit == "1" and ends[0] == ends[0] else span
-        span = (
-            f" {_labels.duration(ends[0])} to {_labels.duration(ends[1])}" * (unit == "s") or span
-        )
-        effect = f", time {low[i]:+.0%} to {high[i]:+.0%}" if high[i] - low[i] >= 0.005 else ""
-        name = str(ranges["number"].values[i]).replace("_", " ")
-        name += " of any measured chip of the family" if not math.isfinite(ends[0]) else ""
-        said.append(f"{name}{span}{effect}")
-    return "Ranges: with all of these at their better or worse ends at once: " + "; ".join(said)
-
-
 def estimate_table(
     dataset: "xr.Dataset",
     operators: "xr.Dataset | None" = None,
@@ -319,7 +289,7 @@ def estimate_table(
     )
     traffic = f"{_labels.lengths(dataset)} · engine {attrs.get('engine', 'neutral')}"
     feasible = bool(dataset["feasible"])
-    bands = _bands(dataset, ranges)
+    bands = _spans.bands(dataset, ranges)
     table = grid(("", "left"), ("", "right"), edge=False)
     for name, rows in _GROUPS:
         values = [float(dataset[key]) for _, key, _ in rows]
@@ -355,7 +325,7 @@ def estimate_table(
             "shares are of busy time; J and $ per output token are decode's",
             _labels.kernel_note(chip, str(attrs.get("kernel_constants", ""))),
             _labels.assumed_note({chip: str(attrs.get("assumed", ""))}),
-            _ranges_note(ranges),
+            _spans.ranges_note(ranges),
             _model_note(dataset),
             style="dim",
         ),

@@ -5,17 +5,13 @@ Nothing heavy is imported before a command runs, so that help is quick.
 """
 
 import contextlib
-import difflib
-import errno
-import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from perfmodel import _chips_command
+from perfmodel import _chips_command, _exits
 from perfmodel._commands import Engine as _Engine
 from perfmodel._commands import Isl as _Isl
 from perfmodel._commands import Json as _Json
@@ -30,9 +26,6 @@ from perfmodel._commands import ready as _ready
 from perfmodel._commands import show as _show
 from perfmodel._commands import working as _working
 from perfmodel.errors import Infeasible, InputError, shorten
-
-_BAD_INPUT, _INFEASIBLE, _INTERRUPTED, _PIPE_CLOSED = 2, 3, 130, 141
-_OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 
 app = typer.Typer(
     name="perfmodel",
@@ -656,88 +649,15 @@ def study(
         report.write("\n".join(f"wrote {path}" for path in sorted(folder.glob(f"{each}.*"))))
 
 
-# ---- Errors become one line ----
-
-
-def _usage(error: Exception) -> str:
-    """Returns the message of a usage error on one line, with what is nearest."""
-    words = " ".join(error.format_message().split()).rstrip(".")  # pyright: ignore[reportAttributeAccessIssue]
-    words = words[:1].lower() + words[1:]
-    wrong = getattr(error, "option_name", None)
-    if type(error).__name__ == "NoSuchOption" and isinstance(wrong, str):
-        context = getattr(error, "ctx", None)
-        known = [o for p in context.command.params for o in p.opts] if context else []
-        close = difflib.get_close_matches(wrong, known, n=3, cutoff=0.5)
-        words = f"no such option: {shorten(wrong)}"
-        words += f" (nearest: {', '.join(close)})" if close else ""
-    return shorten(words, 300)
-
-
-def _run(command: Callable[[], Any]) -> int:
-    """Returns the exit status of a command, with every error said in one line."""
-    try:
-        status = command()
-        sys.stdout.flush()
-        # typer has turned Ctrl-C into its exit status.
-        if status == _INTERRUPTED:
-            raise KeyboardInterrupt
-        return status if isinstance(status, int) else 0
-    except InputError as error:
-        return _fail(str(error), _BAD_INPUT)
-    except Infeasible as error:
-        return _fail(str(error), _INFEASIBLE, "infeasible")
-    except KeyboardInterrupt:
-        return _fail("interrupted", _INTERRUPTED)
-    except (BrokenPipeError, SystemExit):
-        # Who read the output has gone, as `head` does (typer makes it a SystemExit, for which
-        # there is no other reason).
-        _close_output()
-        return _PIPE_CLOSED
-    except OSError as error:
-        if error.errno not in _OUTPUT_ERRORS or error.filename is not None:
-            return _bug(error)
-        _close_output()
-        return _fail(f"standard output cannot be written ({error.strerror})", 1)
-    except Exception as error:
-        if hasattr(error, "format_message"):
-            return _fail(_usage(error), _BAD_INPUT)
-        return _bug(error)
-
-
-def _bug(error: Exception) -> int:
-    if os.environ.get("PERFMODEL_TRACEBACK"):
-        raise error
-    what = shorten(f"{type(error).__name__}: {error}", 200)
-    return _fail(f"{what} (a bug; PERFMODEL_TRACEBACK=1 shows where)", 1)
-
-
-def _close_output() -> None:
-    """Lets what is still to be written go nowhere, at exit too."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-
-
-def _fail(message: str, status: int, word: str = "error") -> int:
-    line = " ".join(str(message).split())
-    try:
-        print(f"{word}: {line}", file=sys.stderr, flush=True)
-    except BrokenPipeError:
-        pass
-    return status
-
-
-def _warn(message: Any, *_: Any, **__: Any) -> None:
-    print(f"warning: {shorten(' '.join(str(message).split()), 300)}", file=sys.stderr)
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command line and returns its exit status."""
     import warnings
 
     given = sys.argv[1:] if arguments is None else arguments
     with warnings.catch_warnings():
-        warnings.showwarning = _warn
+        warnings.showwarning = _exits.warn
         if sys.stdout is None:  # pyright: ignore[reportUnnecessaryComparison]
-            return _fail("standard output is closed", 1)
-        return _run(
+            return _exits.fail("standard output is closed", 1)
+        return _exits.run(
             lambda: app(args=given, prog_name="perfmodel", standalone_mode=False, obj=given)
         )

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import perfmodel
-from perfmodel import _labels, _page, bands, chips, cli, report
+from perfmodel import _labels, _page, _spans, bands, chips, cli, report
 from perfmodel.chips import datasheet, writing
 
 PLAN = dict(batch=8, isl=512, osl=100)
@@ -123,7 +123,7 @@ def front():
 
 def test_a_cost_has_the_range_of_its_price(front):
     (first, _) = _labels.fronts(front)
-    span = _labels.price_span(first.columns, "usd_per_million_output_tokens")
+    span = _spans.price_span(first.columns, "usd_per_million_output_tokens")
     assert span is not None
     rent = chips.load_chip("h100").fields["rent"]
     value = first.columns["usd_per_million_output_tokens"]
@@ -132,11 +132,11 @@ def test_a_cost_has_the_range_of_its_price(front):
     # As the results themselves say at that end, and turned over per dollar.
     low = first.columns["usd_per_million_output_tokens_low"]
     assert span[0] == pytest.approx(low, rel=1e-5)
-    per = _labels.price_span(first.columns, "output_tokens_per_second_usd")
+    per = _spans.price_span(first.columns, "output_tokens_per_second_usd")
     assert per is not None
     rate = first.columns["output_tokens_per_second_usd"]
     assert per[1] / rate == pytest.approx(rent.value / rent.low, rel=1e-5)
-    assert _labels.price_span(first.columns, "tpot_s") is None
+    assert _spans.price_span(first.columns, "tpot_s") is None
 
 
 def test_table_picture_and_page_draw_the_range(front, tmp_path):
@@ -157,5 +157,5 @@ def test_a_price_without_a_range_draws_none():
         batches=[1, 8, 64], chunks=[512], y="usd_per_million_output_tokens",
     )  # fmt: skip
     (one,) = _labels.fronts(found)
-    assert _labels.price_span(one.columns, "usd_per_million_output_tokens") is None
+    assert _spans.price_span(one.columns, "usd_per_million_output_tokens") is None
     assert "error_y" not in _page.figure(found)["data"][0]
