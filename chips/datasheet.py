@@ -154,6 +154,7 @@ def parse_sheet(tables: Mapping[str, Any], where: str, path: str = "") -> Sheet:
         if field.required and numbers[field.name].value is None:
             raise InputError(f"{where}: {field.name} [{field.unit}] must be known")
     _check_consistent(numbers, where)
+    _check_power(numbers, identity["family"], where)
     return Sheet(identity["name"], identity, numbers, sources, path or where)
 
 
@@ -180,7 +181,6 @@ def _check_consistent(numbers: Mapping[str, Number], where: str) -> None:
             raise InputError(f"{where}: {missing} is missing beside the other number of {name}")
     ordered("idle_power", "tdp", "a chip at rest draws less than its limit")
     ordered("tdp", "server_power", "a server draws more than its chips")
-    _check_power(numbers, where)
 
 
 LEAST_ENERGY = {
@@ -194,16 +194,21 @@ A tenth of the least power limit over the rate among chips that are made: 0.44 p
 a tenth of about 1.3 pJ a bit of NVLink-C2C. What is below is a slip of units.
 """
 
+_DRAM = 3e-12
+"""The same of a byte from stacked memory, a tenth of HBM2's 3.9 pJ a bit (O'Connor and others,
+"Fine-Grained DRAM", MICRO 2017); assumed."""
+
 _FAR_ABOVE = 10.0
 
 
-def _check_power(numbers: Mapping[str, Number], where: str) -> None:
+def _check_power(numbers: Mapping[str, Number], family: str, where: str) -> None:
     """Raises where a rate takes far more power than the chip may draw."""
     values = {name: number.value for name, number in numbers.items() if number.value}
     limit = values.get("tdp")
     if limit is None:
         return
-    spent = [(rate, "", least, limit) for rate, least in LEAST_ENERGY.items()]
+    believed = LEAST_ENERGY | ({"memory_bandwidth": _DRAM} if family == "hbm_gpu" else {})
+    spent = [(rate, "", least, limit) for rate, least in believed.items()]
     slow = values.get("slow_memory_energy", 0.0)
     # Given energies are taken at their word, and memories need not all run at once.
     given = f"slow_memory_energy {slow:g} J/B × "
@@ -324,7 +329,9 @@ _INTRODUCTION = """\
 Made from the schema in `chips/datasheet.py` and `chips/constants.py`; do not edit by hand.
 
 A chip is one TOML file. Three numbers are enough; everything else that is left out or unknown is
-taken from the family's assumptions and shown as assumed:
+taken from the family's assumptions and shown as assumed, with a wide range: the family's, or half
+to twice the number. `perfmodel chips new my_chip --peak 500TFLOP/s --capacity 64GB --bandwidth
+2TB/s` writes such a file (`docs/comparing.md`):
 
     [chip]
     name = "my_chip"
@@ -354,7 +361,10 @@ taken from the family's assumptions and shown as assumed:
 Each number has `value`, `unit` (exactly as below), `kind`, `source`, and may have `note`, `low`
 and `high`. Kinds are reported, measured, derived, fitted, assumed and unknown; unknown has no
 value, and a number without a source is assumed. GB are decimal; rates are dense, bandwidths one
-direction, and power is that of the board.
+direction, and power is that of the board. Between `low` and `high` a number may lie: results then
+have bands. Numbers that contradict each other are refused: a narrower format that is slower, a
+server that draws less than its chips, a rate that would take more than `tdp` at a tenth of the
+energy of anything made (`LEAST_ENERGY` in `chips/datasheet.py`).
 
 `[chip]` holds `name`, `family` (hbm_gpu, wafer, lpu, corsair or dataflow) and may hold `title`,
 `vendor`, `generation`, `year` and `aliases`. A chip of a measured `generation` (ampere, ada,

@@ -90,7 +90,9 @@ def chip(name: str) -> Listing:
         column.no_wrap = True
     rows = found.numbers()
     for row in rows:
-        value = "" if row.value is None else f"{row.value:.4g}"
+        value = "–" if row.value is None else f"{row.value:.4g}"
+        if row.low is not None and row.high is not None and row.low < row.high:
+            value += f" ({row.low:.3g} to {row.high:.3g})"
         table.add_row(row.field, value, row.unit, row.kind, row.origin, row.source)
     digest = f"{found.title} · digest {found.digest} · kernels: {', '.join(found.supported)}"
     values = _stamp() | {

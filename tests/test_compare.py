@@ -169,6 +169,8 @@ REFUSED = {
     "peak beyond its power": ((*THREE, "--tdp", "3"), "takes 40 W, above tdp 3 W (nearest: peak"),
     "fp4 beyond its power": ((*THREE, "--peak-fp8", "1e15", "--peak-fp4", "1e18", "--tdp", "700"),
                              "above tdp 700 W"),
+    "memory beyond its power": ((*THREE[:2], "--bandwidth", "1000TB/s", *THREE[4:], "--tdp", "700"),
+                                "memory_bandwidth 1e+15 B/s at 3 pJ each"),
     "links beyond its power": ((*THREE, "--tdp", "100", "--set", "link_bandwidth=1000TB/s"),
                                "link_bandwidth 1e+15 B/s"),
     "energy beyond its power": (
