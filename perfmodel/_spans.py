@@ -52,7 +52,10 @@ def budget_note(dataset: "xr.Dataset") -> str:
     names = ("candidate", "candidate_allowed_chips", "candidate_allowed_by")
     rows = zip(*(dataset[name].values for name in names), strict=True)
     listed = ", ".join(f"{chip} {int(chips):,} ({by})" for chip, chips, by in rows)
-    return f"Chips allowed, and by what: {listed}"
+    asked = set(map(str, dataset["candidate"].values))
+    hosts = [n for n in str(dataset.attrs.get("host_assumed", "")).split(", ") if n in asked]
+    host = f" (power of the host assumed: {', '.join(hosts)})" if hosts else ""
+    return f"Chips allowed, and by what: {listed}" + host * ("max_power_w" in dataset.attrs)
 
 
 def bands(dataset: "xr.Dataset", ranges: "xr.Dataset | None") -> dict[str, tuple[float, float]]:

@@ -111,7 +111,8 @@ def words(asked: Question, chip: int, name: str, chips: int) -> str:
 def _upward(value: float) -> float:
     """Returns a value of four digits that is no less."""
     step = 10.0 ** (math.floor(math.log10(value)) - 3)
-    return math.ceil(value / step - 1e-6) * step
+    # A budget that is missed by a rounding holds.
+    return math.ceil(value / step * (1.0 - _ROUNDING)) * step
 
 
 def table(asked: Question, most: int | None) -> dict[str, tuple[str, list, dict[str, str]]]:

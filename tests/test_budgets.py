@@ -86,6 +86,12 @@ def test_a_budget_below_one_chip_names_itself():
         perfmodel.frontier("llama-3.1-8b", ["h800"], max_cost=10, **TRIED)
 
 
+def test_the_least_budget_is_rounded_up_but_not_for_a_rounding():
+    # 12 chips in float32 are a rounding above 20 kW.
+    assert budgets._upward(20_000.002) == 20_000.0
+    assert budgets._upward(20_001.0) == 20_010.0
+
+
 def test_a_named_budget_that_helps_helps():
     with pytest.raises(Infeasible) as error:
         perfmodel.frontier("llama-3.1-8b", ["h100"], max_cost=2.0, **TRIED)

@@ -132,6 +132,16 @@ def test_three_numbers_make_a_chip_that_estimate_takes(capsys, tmp_path):
     assert "exists already" in fails(capsys, "chips", "new", "mine", *THREE, "--out", path)
 
 
+@pytest.mark.parametrize("family", datasheet.FAMILIES)
+def test_three_numbers_are_enough_in_every_family(family, capsys, tmp_path):
+    path = tmp_path / "mine.toml"
+    status, out, _ = run(capsys, "chips", "new", "mine", "--family", family, *THREE, "--out", path)
+    assert status == 0 and "assumed" in out
+    machine = chips.load_chip(path).machine
+    assert float(machine.memory.bandwidth[0]) == pytest.approx(8e12)
+    assert np.isfinite(float(machine.power.limit))
+
+
 def test_like_another_chip_changes_what_is_set_only(capsys, tmp_path):
     path = tmp_path / "twice.toml"
     wide = ("--set", "memory_bandwidth=6.7TB/s", "--source", "a question")
