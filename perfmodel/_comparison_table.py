@@ -157,19 +157,19 @@ def _operators(found: "xr.Dataset") -> list[Any]:
             *((f"{chip}\nFLOP/s  of roof  of step", "right") for chip in chips[:_ACROSS]),
         )  # fmt: skip
         inside = columns["step"] == step
-        for name in dict.fromkeys(columns["name"][inside].tolist()):
-            rows = [np.flatnonzero(inside & (columns["name"] == name) & (columns["of"] == chip))
-                    for chip in chips[:_ACROSS]]  # fmt: skip
-            shares = [float(columns["share_of_step"][row[0]]) for row in rows]
+        # The same operators in the same order on every chip; several layers may share a name.
+        own = [np.flatnonzero(inside & (columns["of"] == chip)) for chip in chips[:_ACROSS]]
+        for rows in zip(*own, strict=True):
+            shares = [float(columns["share_of_step"][row]) for row in rows]
             if not max(shares) > 0.0:
                 continue
-            intensity = float(columns["intensity"][rows[0][0]])
             cells = []
             for row, share in zip(rows, shares, strict=True):
-                rate, roof = (float(columns[key][row[0]]) for key in ("flop_rate", "roof"))
+                rate, roof = (float(columns[key][row]) for key in ("flop_rate", "roof"))
                 on = f"{si(rate):>7}  {rate / roof:>6.0%}" if math.isfinite(rate) else ""
                 cells.append(f"{on:>15}  {share:>6.1%}")
-            table.add_row(name, _labels.number(intensity), *cells)
+            intensity = _labels.number(float(columns["intensity"][rows[0]]))
+            table.add_row(str(columns["name"][rows[0]]), intensity, *cells)
         parts += [table, ""]
     if len(chips) > _ACROSS:
         parts.append(
