@@ -19,7 +19,9 @@ from perfmodel.catalog import Field, Number, Sheet
 from perfmodel.errors import InputError, nearest, shorten
 from perfmodel.kernels import KERNELS
 
-FAMILIES = ("hbm_gpu", "wafer", "lpu", "corsair", "dataflow")
+FAMILIES = (
+    "hbm_gpu", "wafer", "lpu", "corsair", "dataflow", "trainium", "tpu", "gaudi", "ascend",
+)  # fmt: skip
 """Chip families, by the name a datasheet gives: each has a module and a table of assumptions."""
 
 _RATE = (1e9, 1e20)
@@ -198,6 +200,9 @@ _DRAM = 3e-12
 """The same of a byte from stacked memory, a tenth of HBM2's 3.9 pJ a bit (O'Connor and others,
 "Fine-Grained DRAM", MICRO 2017); assumed."""
 
+_STACKED = ("hbm_gpu", "trainium", "tpu", "gaudi", "ascend")
+"""Families whose first memory is that."""
+
 _FAR_ABOVE = 10.0
 
 
@@ -207,7 +212,7 @@ def _check_power(numbers: Mapping[str, Number], family: str, where: str) -> None
     limit = values.get("tdp")
     if limit is None:
         return
-    believed = LEAST_ENERGY | ({"memory_bandwidth": _DRAM} if family == "hbm_gpu" else {})
+    believed = LEAST_ENERGY | ({"memory_bandwidth": _DRAM} if family in _STACKED else {})
     spent = [(rate, "", least, limit) for rate, least in believed.items()]
     slow = values.get("slow_memory_energy", 0.0)
     # Given energies are taken at their word, and memories need not all run at once.
@@ -311,7 +316,8 @@ def supported(values: Mapping[str, float]) -> tuple[str, ...]:
 
 def page(constants: Sequence[Field]) -> str:
     """Returns `docs/chip-fields.md`, made from the schema of datasheets and kernel constants."""
-    return "\n".join((_INTRODUCTION, *_table(FIELDS), "", _CONSTANTS, *_table(constants), ""))
+    introduction = _INTRODUCTION.replace("FAMILIES", ", ".join(FAMILIES))
+    return "\n".join((introduction, *_table(FIELDS), "", _CONSTANTS, *_table(constants), ""))
 
 
 def _table(schema: Sequence[Field]) -> list[str]:
@@ -366,11 +372,10 @@ have bands. Numbers that contradict each other are refused: a narrower format th
 server that draws less than its chips, a rate that would take more than `tdp` at a tenth of the
 energy of anything made (`LEAST_ENERGY` in `chips/datasheet.py`).
 
-`[chip]` holds `name`, `family` (hbm_gpu, wafer, lpu, corsair or dataflow) and may hold `title`,
-`vendor`, `generation`, `year` and `aliases`. A chip of a measured `generation` (ampere, ada,
-hopper, blackwell, blackwell_workstation) without kernel fits of its own takes those of a chip of
-its generation; any other (cdna2, cdna3, cdna4) takes the family's. Which one is shown with every
-constant.
+`[chip]` holds `name`, `family` (FAMILIES) and may hold `title`, `vendor`, `generation`, `year` and
+`aliases`. A chip of a measured `generation` (ampere, ada, hopper, blackwell, blackwell_workstation,
+dav-c220) without kernel fits of its own takes those of a chip of its generation; any other (cdna2,
+cdna3, cdna4) takes the family's. Which one is shown with every constant.
 """
 
 _CONSTANTS = """\

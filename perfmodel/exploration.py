@@ -164,6 +164,8 @@ def frontier(
     electricity: float | None = None,
     pue: float | None = None,
     lifetime: float | None = None,
+    routing: float | None = None,
+    images: float | None = None,
 ) -> xr.Dataset:
     """Returns the plans that none betters on two axes, for each chip, along `point`.
 
@@ -177,7 +179,7 @@ def frontier(
         model, engine: names, paths, or loaded entries.
         chips: the same, or "all" for every chip of the catalogue; formats that one of them has no
             kernel for are left out there, and said in `candidate_fits`.
-        isl, osl, prefix_hit, slo_ttft, slo_tpot: as of `estimate`.
+        isl, osl, prefix_hit, slo_ttft, slo_tpot, routing, images: as of `estimate`.
         max_chips: chips of the deployment that plans may fill; by default 16, or with a budget as
             many as it allows, in replicas of at most 16.
         max_power, max_racks, max_cost: the most that all chips may take together: rated power with
@@ -204,7 +206,7 @@ def frontier(
     options: dict[str, Any] = dict(
         isl=isl, osl=osl, prefix_hit=prefix_hit, engine=engine, slo_ttft=slo_ttft,
         slo_tpot=slo_tpot, price=price, ownership=ownership, electricity=electricity, pue=pue,
-        lifetime=lifetime,
+        lifetime=lifetime, routing=routing, images=images,
     )  # fmt: skip
     budget = question.budgets(max_power, max_racks, max_cost)
     asked = question.ask(model, chips, parse_precisions(precisions), most=budget, **options)

@@ -23,6 +23,9 @@ class Load(eqx.Module):
             mean over a benchmark of k × concurrency requests started at once.
         in_step: 1 where requests are of one length and start together, so that an engine which
             computes prompts first keeps them in step for ever; 0 where lengths differ.
+        images: images of a prompt on average, spread evenly over it: their tokens are part of
+            `isl`, and those that are cached are not encoded. None where there are none; the
+            network has no tower then.
     """
 
     isl: Real
@@ -30,6 +33,7 @@ class Load(eqx.Module):
     prefix_hit: Real = 0.0
     burst: Real = 0.0
     in_step: Real = 0.0
+    images: Real | None = None
 
 
 class Plan(eqx.Module):

@@ -4,6 +4,7 @@ Scores are computed against every slot of the cache and masked, so their product
 dense kernel: keys read × queries, not the pairs under the mask.
 """
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array, lax
@@ -52,6 +53,8 @@ def visible(
 class SelfAttention(nnx.Module):
     """Self-attention: products of query, key and value, norms, rotation, scores, output product.
 
+    Where there is a gate, of the hidden state, it weighs each head's result or each element of it.
+
     Heads are the axis that ranks share out, so every size is read off the weights.
     """
 
@@ -77,6 +80,11 @@ class SelfAttention(nnx.Module):
         self.value_bias = weights.vector(kv_heads, width, split=0) if biased else None
         self.output_bias = weights.vector(hidden) if body.output_bias else None
         self.sinks = weights.vector(heads, split=0) if body.sinks else None
+        gates = width if body.gate_width is None else whole(body.gate_width, "gate_width")
+        if gates not in (1, width):
+            raise InputError(f"network: gate_width must be 1 or {width}, not {gates}")
+        gated = body.gate_width is not None
+        self.gate = weights.matrix(hidden, heads, gates, inner=hidden, split=1) if gated else None
         self._norms(body, heads, kv_heads, width, weights)
 
     def _norms(
@@ -143,6 +151,8 @@ class SelfAttention(nnx.Module):
             seen = cache.places(start + x.shape[1])
         mask = visible(places, seen, self.span, self.window)
         heads = self._attend(query, keys, values, mask)
+        if self.gate is not None:
+            heads = heads * jax.nn.sigmoid(self._project(x, self.gate, None))
         y = sum_ranks(jnp.einsum("bthd,hdm->btm", heads, self.output[...]), axis)
         return (y if self.output_bias is None else y + self.output_bias[...]), cache
 

@@ -23,17 +23,18 @@ from perfmodel.models.compressed import CompressedAttention
 from perfmodel.models.mla import LatentAttention
 from perfmodel.models.mlp import MixtureOfExperts
 from perfmodel.models.networks.attention import SelfAttention
-from perfmodel.models.networks.cache import Cache, LatentCache, LayerCache
+from perfmodel.models.networks.cache import Cache, LatentCache, LayerCache, StateCache
 from perfmodel.models.networks.latent import LatentSelfAttention
 from perfmodel.models.networks.mixture import Mixture
 from perfmodel.models.networks.mlp import FeedForward
 from perfmodel.models.networks.norms import Norm
+from perfmodel.models.networks.recurrent import RecurrentLayer, recurrent_layer
 from perfmodel.models.networks.weights import Weights, sum_ranks, whole
 from perfmodel.models.recurrent import Recurrent
 from perfmodel.models.transformer import Block, Mixer, Model
 
-Held = LayerCache | LatentCache
-_Attention = SelfAttention | LatentSelfAttention
+Held = LayerCache | LatentCache | StateCache
+_Attention = SelfAttention | LatentSelfAttention | RecurrentLayer
 
 
 def even_order(model: Model) -> tuple[int, ...]:
@@ -87,6 +88,9 @@ class Sublayer(nnx.Module):
         elif isinstance(self.body, LatentSelfAttention):
             assert cache is None or isinstance(cache, LatentCache)
             y, cache = self.body(y, start, cache, axis)
+        elif isinstance(self.body, RecurrentLayer):
+            assert cache is None or isinstance(cache, StateCache)
+            y, cache = self.body(y, start, cache, axis)
         else:
             assert isinstance(self.body, FeedForward | Mixture)
             y = self.body(y, axis)
@@ -113,11 +117,8 @@ def _body(model: Model, block: Block, weights: Weights) -> nnx.Module:
             "network: attention to chosen or compressed keys, and several residual streams, have "
             "none yet (nearest: grouped-query attention)"
         )
-    if isinstance(body, Recurrent) or getattr(body, "latent", None) is not None:
-        raise InputError(
-            "network: recurrent layers, and experts of another width than the hidden one, have "
-            "none yet (nearest: attention, experts of the hidden width)"
-        )
+    if isinstance(body, Recurrent):
+        return recurrent_layer(body, hidden, weights)
     if isinstance(body, LatentAttention):
         if body.chosen is not None:
             raise InputError(
@@ -129,7 +130,6 @@ def _body(model: Model, block: Block, weights: Weights) -> nnx.Module:
             (body.joined, "attention beside its feed-forward layer"),
             (body.cached != "own", "keys that are values or another layer's"),
             (body.v_width is not None, "values of another width than keys"),
-            (body.gate_width is not None, "gated attention"),
         ):
             if odd:
                 raise InputError(f"network: {what} has none yet (nearest: plain attention)")
