@@ -183,20 +183,31 @@ def split_prompt(load: Load, plan: Plan) -> Prefill:
     """
     new = maximum(as_real(load.isl * (1.0 - load.prefix_hit)), 1.0)
     cached = as_real(load.isl) - new
-    chunks = maximum(ceil_div(new, maximum(as_real(plan.chunk), 1.0)), 1.0)
+    parts = maximum(ceil_div(new, maximum(as_real(plan.chunk), 1.0)), 1.0)
+    chunks = as_real(load.mean(parts))
     per_chunk = inverse(chunks)
-    tokens = new * per_chunk
+    mean = as_real(load.mean(new))
+    tokens = mean * per_chunk
+    # Of several classes, those of many chunks have more of them.
+    keys = load.mean(cached * parts + new * (0.5 * parts + 0.5))
+    if load.weight is None:
+        keys = cached + tokens * (0.5 * chunks + 0.5)
+    else:
+        keys = keys * per_chunk
+    images = None
+    if load.images is not None:
+        images = load.images * mean * inverse(load.input) * per_chunk
     chunk = Chunk(
         tokens=tokens,
-        pairs=causal_pairs(new, cached) * per_chunk,
-        keys=cached + tokens * (0.5 * chunks + 0.5),
+        pairs=load.mean(causal_pairs(new, cached)) * per_chunk,
+        keys=keys,
         ends=per_chunk,
-        new=new,
-        cached=cached,
+        new=mean,
+        cached=load.mean(cached),
         share=per_chunk,
-        images=None if load.images is None else load.images * new * inverse(load.isl) * per_chunk,
+        images=images,
     )
-    return Prefill(chunks, chunk, new)
+    return Prefill(chunks, chunk, mean)
 
 
 def stage_share(model: Model, plan: Plan, shard: Shard) -> Array:
@@ -269,34 +280,38 @@ def footprint(
     part = stage_share(model, plan, shard)
     if weights is None:
         weights = chip_weights(machine, model, plan, precision)
+    filled: Array = weights
     # Intermediate results are linear in the sequences of a pass: a chunk's, and one sequence's.
     groups = attention_groups(plan)
-    chunk = activation_bytes(model, Step(0, load.isl, chunk=prefill.chunk, groups=groups), shard)
+    chunk = activation_bytes(model, Step(0, load.input, chunk=prefill.chunk, groups=groups), shard)
     chunk = chunk if isinstance(prompts, int) else chunk * prompts
-    sequence = activation_bytes(model, Step(1, load.isl, groups=groups), shard)
+    sequence = activation_bytes(model, Step(1, load.input, groups=groups), shard)
     if model.encoder is not None and prefill.chunk.images is not None:
-        weights = weights + encoder_weight_bytes(model.encoder, shard)
+        filled = filled + encoder_weight_bytes(model.encoder, shard)
         encoded, _ = prefill.chunk.encodings
         chunk = maximum(chunk, as_real(encoder_activation_bytes(model.encoder, encoded, shard)))
-    cached = load.isl - prefill.new_tokens
+    new = maximum(as_real(load.isl * (1.0 - load.prefix_hit)), 1.0)
 
     def pages(tokens: Array) -> Array:
         whole = ceil_div(tokens, engine.block) * engine.block
         own = sequence_bytes(model, precision, whole, shard) * part
         return own if beside is None else own + beside
 
-    shared = kv_bytes(model, precision, cached, shard) * part
-    live = pages(prefill.new_tokens + 0.5 * load.osl)
-    whole = pages(prefill.new_tokens + load.osl)
+    # Each class has a prefix of its own.
+    shared = kv_bytes(model, precision, as_real(load.isl) - new, shard) * part
+    whole = pages(new + load.osl)
+    if load.weight is not None:
+        shared, whole = jnp.sum(shared, axis=-1), jnp.max(whole, axis=-1)
+    live = load.while_decoding(pages(new + 0.5 * load.osl))
     tiers = memory.capacity(machine, engine.memory_fraction, plan.offload)
     # Intermediate results and the engine's own stay in the fastest memory.
     tiers = [tiers[0] - chunk - engine.workspace * machine.floors.hosted, *tiers[1:]]
-    free = sum(tiers[1:], tiers[0]) - weights - shared
-    held = pages(prefill.new_tokens + engine.reservation * load.osl)
+    free = sum(tiers[1:], tiers[0]) - filled - shared
+    held = load.while_decoding(pages(new + engine.reservation * load.osl))
     each = held + sequence * inverse(plan.stages)
     admitted = floor(maximum(free, 0.0) * inverse(each))
     margin = (free - sequence - whole) / machine.memory.capacity[0]
-    return Footprint(weights, chunk, sequence, shared, live, margin, admitted, tuple(tiers))
+    return Footprint(filled, chunk, sequence, shared, live, margin, admitted, tuple(tiers))
 
 
 class Passes(NamedTuple):
@@ -338,7 +353,7 @@ def passes(
         prompts: that share a chunk if they fit, as many as finish in a round otherwise.
         queries: tokens that a decoding sequence brings to a pass.
     """
-    each = as_real(load.osl if rounds is None else rounds)
+    each = as_real(load.output if rounds is None else rounds)
     fused = 1.0 - as_real(engine.exclusive) if fused is None else as_real(fused)
     micro = minimum(running, as_real(plan.stages if depth is None else depth))
     per_micro = inverse(micro)
@@ -352,7 +367,7 @@ def passes(
         one, tokens=one.tokens * together, ends=one.ends * together, prompts=together, images=images
     )
     saturated = each * inverse(per_micro * chunks)
-    context = load.isl + 0.5 * load.osl
+    context = load.context
     # Prompts computed in steps of their own starve no one, and nothing decodes beside them.
     most = jnp.where(fused > 0.0, maximum(saturated, 1.0), running)
     decoding = minimum(running, most) * per_micro
@@ -476,6 +491,19 @@ def closed_queue(service: Array, away: Array, customers: Array, variability: Rea
     return jnp.where(few, idle * inverse(jnp.where(few, root - b, 1.0)), 0.5 * (b + root))
 
 
+def variability(load: Load, engine: Engine) -> Real:
+    """Returns how varied prefill is to those that wait: more where classes differ.
+
+    The mean wait for a server grows with (1 + c²)/2 (Pollaczek and Khinchine), c the standard
+    deviation over the mean of its service, here of the prompt tokens to compute.
+    """
+    if load.weight is None:
+        return engine.variability
+    new = load.isl * (1.0 - load.prefix_hit)
+    mean = as_real(load.mean(new))
+    return engine.variability + 0.5 * (load.mean(new * new) * inverse(mean * mean) - 1.0)
+
+
 def estimate(
     machine: Machine,
     model: Model,
@@ -504,7 +532,7 @@ def estimate(
     groups = attention_groups(plan)
     every = 1.0 if groups is None else groups
     batch = as_real(plan.batch) if groups is None else as_real(plan.batch) * inverse(groups)
-    osl = as_real(load.osl)
+    isl, osl = as_real(load.input), as_real(load.output)
     running = minimum(batch, maximum(room.admitted, 1.0))
 
     others = maximum(0.0, running - 1.0)
@@ -535,25 +563,27 @@ def estimate(
     share = minimum(per_round * others * inverse(osl), most_share)
     tpot = mean_round(share)
     away = maximum(osl - 1.0, 0.0)
-    queued = closed_queue(service, away * tpot, running, engine.variability)
+    # A batch in step stays until its longest output ends; idle places are computed all the same.
+    stays = away if load.spread is None else away * (1.0 + together * (load.last_of(running) - 1.0))
+    queued = closed_queue(service, stays * tpot, running, variability(load, engine))
     prefill_time = fill + queued - together * (queued - service)
     # A request that finds others decoding waits, on average, for half of that step to end; behind
     # another's chunk it waits in the queue instead.
     stepwise = 0.5 * engine.admission_steps * tpot * minimum(others, 1.0)
     before = engine.request_time + stepwise * (1.0 - minimum(share, 1.0))
-    rate = running * inverse(before + prefill_time + away * tpot)
+    rate = running * inverse(before + prefill_time + stays * tpot)
     share = minimum(share, per_round * rate * tpot * others * inverse(running))
     tpot = mean_round(share)
     first = load.burst + together * (1.0 - load.burst)
     started = before + prefill_time + first * 0.5 * others * service
-    rate = running * inverse(started + away * tpot)
+    rate = running * inverse(started + stays * tpot)
     waiting = maximum(batch - running, 0.0) / rate
     ttft = started + waiting
     e2e = ttft + away * tpot
 
     # Per request: n passes with a chunk, and the decode passes that its tokens then still need.
     per_decoding = inverse(decode_step.sequences)
-    plain = maximum(away - chunks * mixed_step.sequences, 0.0) * per_decoding
+    plain = maximum(stays - chunks * mixed_step.sequences, 0.0) * per_decoding
     joules = rate * (chunks * mixed.usage.joules + plain * decode.usage.joules)
     chip_dynamic = joules * shard.ranks * inverse(plan.chips)
     chip_power = minimum(machine.power.limit, machine.power.running + chip_dynamic)
@@ -567,7 +597,7 @@ def estimate(
     rate = rate if groups is None else rate * groups
     output_rate = rate * osl
     per_output = inverse(output_rate)
-    per_token = per_output * osl * inverse(osl + load.isl)
+    per_token = per_output * osl * inverse(osl + isl)
     watts = chip_power * plan.chips
     dollars = spend(machine.price, machine.site, chip_power) * plan.chips
 
@@ -581,7 +611,7 @@ def estimate(
             room.margin,
             kernel_margin(machine, precision),
             divisibility(model, shard),
-            (model.max_context - load.isl - osl) / model.max_context,
+            (model.max_context - load.longest) / model.max_context,
             1.0 - ttft * inverse(asked.ttft),
             1.0 - tpot * inverse(asked.tpot),
             *budget_margins(
@@ -615,14 +645,14 @@ def estimate(
         energy_per_output_token=watts * decode_busy * per_output,
         energy_per_total_token=watts * per_token,
         usd_per_output_token=dollars * decode_busy * per_output,
-        usd_per_input_token=dollars * prefill_busy * per_output * osl * inverse(load.isl),
+        usd_per_input_token=dollars * prefill_busy * per_output * osl * inverse(isl),
         usd_per_total_token=dollars * per_token,
         chips=as_real(plan.chips * plan.replicas),
         parts=parts,
         margins=margins,
         feasible=feasible,
         binding=binding,
-        isl=as_real(load.isl),
+        isl=isl,
         osl=osl,
         replicas=as_real(plan.replicas),
     )

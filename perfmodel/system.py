@@ -62,6 +62,7 @@ from perfmodel.serving import (
     served,
     split_prompt,
     taken,
+    variability,
 )
 from perfmodel.step import Shard, Step
 
@@ -220,7 +221,7 @@ def evaluate(
     every = as_real(1.0 if groups is None else groups)
     every_p = as_real(1.0 if groups_p is None else groups_p)
     batch = as_real(attention.plan.batch) * inverse(every)
-    osl = as_real(load.osl)
+    isl, osl = as_real(load.input), as_real(load.output)
     cycles, away = osl * inverse(yielded), maximum(osl - 1.0, 0.0) * inverse(yielded)
     running = minimum(batch, maximum(room.admitted, 1.0))
     others = maximum(0.0, running - 1.0)
@@ -244,7 +245,7 @@ def evaluate(
     # The draft reads every prompt, too, on its own pool or beside the network.
     read, reading = as_real(0.0), as_real(0.0)
     if guesser is not None and draft is not None and ranks.draft is not None and spec is not None:
-        prompt = Step(0, load.isl, chunk=prefill.chunk, groups=groups_of(system, guesser))
+        prompt = Step(0, load.input, chunk=prefill.chunk, groups=groups_of(system, guesser))
         _, once = one_pass(ranks.draft, draft, prompt, guesser, draft_engine(engine))
         read = spec.drafting * prefill.chunks * once
         reading = (1.0 - on.gp) * read * inverse(cycles)
@@ -285,28 +286,31 @@ def evaluate(
     )
     alone = 1.0 - fused
     together = on.pa * alone * load.in_step
+    stays = away if load.spread is None else away * (1.0 + together * (load.last_of(running) - 1.0))
     most_share = 1.0 + alone * 1e6
 
     def with_chunks(turn: Cycle, share: Array) -> Array:
         longer = prompts.round - fused * turn.time
         return turn.time + on.pa * share * (1.0 - 0.5 * together) * longer
 
+    varied = variability(load, engine)
+
     def loop(turn: Cycle) -> _Loop:
         share = minimum(prompts.per_round * others * inverse(cycles), most_share)
         time = with_chunks(turn, share)
-        handed = _handed(system, model, engine, prompts, away * time, every, every_p, running)
-        queued = closed_queue(prompts.service, away * time + handed, customers, engine.variability)
+        handed = _handed(system, model, varied, prompts, stays * time, every, every_p, running)
+        queued = closed_queue(prompts.service, stays * time + handed, customers, varied)
         prefill_time = prompts.fill + queued - together * (queued - prompts.service)
         stepwise = 0.5 * engine.admission_steps * time * minimum(others, 1.0)
         before = engine.request_time + stepwise * (1.0 - on.pa * minimum(share, 1.0))
         before = before + handed
-        rate = running * inverse(before + prefill_time + away * time)
+        rate = running * inverse(before + prefill_time + stays * time)
         share = minimum(share, prompts.per_round * rate * time * others * inverse(running))
         time = with_chunks(turn, share)
         burst = load.burst + together * (1.0 - load.burst)
         behind = maximum(customers - 1.0, 0.0)
         started = before + prefill_time + burst * 0.5 * behind * prompts.service
-        return _Loop(time, share, running * inverse(started + away * time), started, handed)
+        return _Loop(time, share, running * inverse(started + stays * time), started, handed)
 
     # Where prompts have chips of their own, those that are neither there nor on the link decode.
     apart, least = 1.0 - on.pa, minimum(running, 1.0)
@@ -337,7 +341,7 @@ def evaluate(
     e2e = ttft + away * found.time
 
     # Work per second: of an attention group of each part's replica, and of the whole system.
-    steps = rate * maximum(away - on.pa * chunks * mixed_step.sequences, 0.0) * inverse(turn.batch)
+    steps = rate * maximum(stays - on.pa * chunks * mixed_step.sequences, 0.0) * inverse(turn.batch)
     work = [rate * ratio * prompts.service, *(steps * turn.work[i] for i in range(3))]
     joules = [rate * ratio * chunks * mixed.joules, *(steps * turn.joules[i] for i in range(3))]
     pools = system.pools
@@ -365,7 +369,7 @@ def evaluate(
     every_second = rate * every * attention.plan.replicas
     output_rate = every_second * osl
     per_output = inverse(output_rate)
-    per_token = per_output * osl * inverse(osl + load.isl)
+    per_token = per_output * osl * inverse(osl + isl)
     chips = as_real(sum(owned * size for owned, size in zip(owns, sizes, strict=True)))
     watts = [o * w * n for o, w, n in zip(owns, powers, sizes, strict=True)]
     spent = [priced * o * d for o, d in zip(owns, dollars, strict=True)]
@@ -423,7 +427,7 @@ def evaluate(
         energy_per_output_token=(watts - input_watts) * per_output,
         energy_per_total_token=watts * per_token,
         usd_per_output_token=(spent - input_spent) * per_output,
-        usd_per_input_token=input_spent * per_output * osl * inverse(as_real(load.isl)),
+        usd_per_input_token=input_spent * per_output * osl * inverse(isl),
         usd_per_total_token=spent * per_token,
         load=jnp.stack([*busy, *absent, *links]),
         memory_bytes=jnp.stack([*memory, *absent]),
@@ -435,7 +439,7 @@ def evaluate(
         parts=mean * inverse(yielded),
         margins=margins,
         feasible=jnp.all(margins >= 0.0),
-        isl=as_real(load.isl),
+        isl=isl,
         osl=osl,
     )
 
@@ -459,7 +463,7 @@ def _hand_over(system: System, model: Model, prefill: Prefill) -> tuple[Array, A
 def _handed(
     system: System,
     model: Model,
-    engine: Engine,
+    varied: Real,
     prompts: _Prompts,
     gone: Array,
     every: Array,
@@ -474,8 +478,8 @@ def _handed(
     apart = 1.0 - system.same[..., 0, 1]
     computing = prompts.fill + prompts.service
     rest = gone + computing
-    leaves = closed_queue(prompts.sending, rest, prompts.customers * every_p, engine.variability)
-    enters = closed_queue(prompts.taking, rest, running * every, engine.variability)
+    leaves = closed_queue(prompts.sending, rest, prompts.customers * every_p, varied)
+    enters = closed_queue(prompts.taking, rest, running * every, varied)
     crossing = apart * (maximum(leaves, enters) + system.links.kv.latency)
     early = minimum(maximum(prompts.sending, prompts.taking), computing)
     hidden = early * (1.0 - inverse(as_real(model.layers)))
@@ -511,7 +515,7 @@ def _margins(
             kernel,
             # Rounding of a float32 quotient is not a remainder.
             jnp.where(jnp.abs(miss) < 1e-3, 0.0, -as_real(miss)),
-            (model.max_context - load.isl - load.osl) / model.max_context,
+            (model.max_context - load.longest) / model.max_context,
             1.0 - ttft * inverse(asked.ttft),
             1.0 - tpot * inverse(asked.tpot),
             *budget_margins(asked, used),
