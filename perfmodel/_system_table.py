@@ -45,8 +45,8 @@ def system_table(found: "xr.Dataset") -> "Group":
         numbers.add_row(words, shown)
     pools = grid(
         ("pool", "left"), ("does", "left"), ("chip", "left"), ("layout", "left"),
-        ("busy\n%", "right"), ("memory\nGB", "right"), ("left\n%", "right"), ("power\nW", "right"),
-        edge=True,
+        ("busy\n%", "right"), ("memory\nGB", "right"), ("margin\n%", "right"),
+        ("power\nW", "right"),
     )  # fmt: skip
     for i, name in enumerate(found["pool"].values):
         here = found.isel(pool=i)
@@ -113,6 +113,9 @@ def systems_table(found: "xr.Dataset", most: int = 14) -> "Group":
                 f"{float(here['ttft_s']):,.2f}", f"{float(here['chips']):g}",
                 f"{int(here['batch']):,}", str(here["words"].item()), str(here["busiest"].item()),
             )  # fmt: skip
+    what = f"{y} against {x}"
+    if "rate" in found.attrs:
+        what = f"smallest systems for {found.attrs['rate']:g} requests a second"
     extra = []
     if "hypervolume" in found.attrs:
         extra.append(
@@ -121,7 +124,7 @@ def systems_table(found: "xr.Dataset", most: int = 14) -> "Group":
             f"against {found.attrs['enumerated']:,} systems"
         )
     return Group(
-        lines(f"{_labels.model_title(str(found.attrs['model']))}: {y} against {x}", style="bold"),
+        lines(f"{_labels.model_title(str(found.attrs['model']))}: {what}", style="bold"),
         lines(f"{_labels.lengths(found)} · at most {found.attrs['max_chips']} chips"),
         "",
         rows,

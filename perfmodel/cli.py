@@ -91,6 +91,14 @@ _Routing = Annotated[
         help="How tokens fall on experts: evenly, or by a power law (docs/routing.md).",
     ),
 ]
+_Classes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--class",
+        metavar="NAME=ISL:OSL:SHARE[:HIT]",
+        help="Kind of requests, instead of --isl and --osl (repeat for more).",
+    ),
+]
 _POOL = "CHIP[:tp=…,replicas=…]"
 _Prefill = Annotated[str | None, typer.Option(metavar=_POOL, help="Pool that computes prompts.")]
 _Decode = Annotated[
@@ -155,6 +163,16 @@ def _exponent(text: str) -> float | None:
         f"--routing: 'uniform' or 'power:EXPONENT' is needed (nearest: power:1.2), "
         f"not '{shorten(text)}'"
     )
+
+
+def _kv(text: str | None) -> tuple[str | None, str]:
+    """Returns the format of the KV cache, and how its memory is given out ("" where not said)."""
+    parts = [part.strip() for part in (text or "").split(",") if part.strip()]
+    policy = [part for part in parts if part.partition(":")[0] in ("paged", "reserved")]
+    formats = [part for part in parts if part not in policy]
+    if len(policy) > 1 or len(formats) > 1:
+        raise InputError(f"--kv: one format and one of paged, reserved, not '{shorten(text)}'")
+    return (formats or [None])[0], (policy or [""])[0]
 
 
 def _prices(given: list[str] | None) -> "float | dict[str, float] | None":
@@ -240,7 +258,21 @@ def estimate(
         str | None, typer.Option(help="Format of weights: bf16, fp8, int8, int4, nvfp4, mxfp4.")
     ] = None,
     activations: Annotated[str | None, typer.Option(help="Format of activations.")] = None,
-    kv: Annotated[str | None, typer.Option(help="Format of the KV cache.")] = None,
+    kv: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FORMAT|paged|reserved[:TOKENS]",
+            help="Format of the KV cache, and how its memory is given out (commas between).",
+        ),
+    ] = None,
+    batching: Annotated[
+        str,
+        typer.Option(
+            metavar="continuous|static[:SPREAD]",
+            help="Requests come and go, or wait for the longest output of their batch.",
+        ),
+    ] = "continuous",
+    classes: _Classes = None,
     engine: _Engine = "neutral",
     chunk: Annotated[
         int | None, typer.Option(help="Most prompt tokens in a step.", show_default="the engine's")
@@ -308,17 +340,20 @@ def estimate(
     then the pool of the rest. Exit status 3 where it does not fit or misses a limit.
     """
     named = {"prefill": prefill, "decode": decode, "attention": attention, "ffn": ffn}
-    if any(named.values()) or draft is not None:
+    kv, policy = _kv(kv)
+    scheduled = (batching != "continuous", policy not in ("", "paged"), bool(classes))
+    if any(named.values()) or draft is not None or any(scheduled):
         from perfmodel import _system_command
 
-        if operators or sensitivity or out is not None or trace is not None:
+        if operators or sensitivity or out is not None:
             raise InputError(
-                "--operators, --sensitivity, --out and --trace: of one pool only, not of several"
+                "--operators, --sensitivity and --out: of one pool, one class and pages of KV only"
             )
         made = _system_command.Asked(
             model=model, chip=chip, pools={k: v for k, v in named.items() if v is not None},
             draft=draft, draft_tokens=draft_tokens, acceptance=acceptance,
             accepted_length=accepted_length, micro_batches=micro_batches, link=link,
+            batching=batching, kv=policy, classes=classes or [],
             base=dict(tp=tp, pp=pp, ep=ep, attention_dp=attention_dp, regions=regions,
                       replicas=replicas, chunk=chunk, weights=weights, activations=activations,
                       kv=kv),
@@ -486,6 +521,7 @@ def frontier(
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write frontier.nc, .png and .html there.")
     ] = None,
+    classes: _Classes = None,
     prefill: _Prefill = None,
     decode: _Decode = None,
     attention: _Attention = None,
@@ -503,20 +539,12 @@ def frontier(
     interactivity, the tokens per second that one user sees.
     """
     named = {"prefill": prefill, "decode": decode, "attention": attention, "ffn": ffn}
-    if any(named.values()) or draft is not None:
-        formats = (precision or ["fp8"])[0].split("/")
-        keys = ("weights", "activations", "kv")
-        base: dict[str, Any] = dict.fromkeys(keys) | dict(zip(keys, formats, strict=False))
-        from perfmodel import _system_command
-
+    if any(named.values()) or draft is not None or classes:
         if any(_budgets(max_power, max_racks, max_cost).values()):
             raise InputError("--max-power, --max-racks, --max-cost: of one pool only")
-        asked = _system_command.Asked(
-            model=model, chip=None, pools={k: v for k, v in named.items() if v is not None},
-            draft=draft, draft_tokens=4.0, acceptance=acceptance,
-            accepted_length=accepted_length, micro_batches=1, link=link, base=base,
-            assume_dense=assume_dense,
-        )  # fmt: skip
+        asked = _system_options(
+            model, named, draft, acceptance, accepted_length, link, classes, precision, assume_dense
+        )
         _frontier_of_systems(
             context, asked, chip or [], out, json,
             isl=isl, osl=osl, max_chips=16 if max_chips is None else max_chips,
@@ -579,6 +607,44 @@ def frontier(
         report.write("\n".join(f"wrote {path}" for path in files.values()))
 
 
+def _system_options(
+    model: str,
+    named: dict[str, str | None],
+    draft: str | None,
+    acceptance: str | None,
+    accepted_length: str | None,
+    link: str | None,
+    classes: list[str] | None,
+    precision: list[str] | None,
+    assume_dense: bool,
+) -> Any:
+    """Returns the options of a search; pools that name no format have the one asked for."""
+    from perfmodel import _system_command
+
+    base: dict[str, Any] = {"weights": None, "activations": None, "kv": None}
+    base |= dict(zip(base, (precision or ["fp8"])[0].split("/"), strict=False))
+    return _system_command.Asked(
+        model=model, chip=None, pools={k: v for k, v in named.items() if v is not None},
+        draft=draft, draft_tokens=4.0, acceptance=acceptance, accepted_length=accepted_length,
+        micro_batches=1, link=link, base=base, assume_dense=assume_dense, classes=classes or [],
+    )  # fmt: skip
+
+
+def _size_of_systems(
+    context: typer.Context, asked: Any, chips: list[str], json: bool, **options: Any
+) -> None:
+    """Finds the smallest system of the pools named that serves a rate."""
+    from perfmodel import _json, _system_command, report
+
+    with _working("evaluating every system", quiet=json):
+        _ready()
+        found = _system_command.size(asked, chips, **options).assign_attrs(_command(context))
+    if json:
+        _print_json(_json.systems(found, {}))
+        return
+    report.write(report.systems_table(found))
+
+
 def _frontier_of_systems(
     context: typer.Context,
     asked: Any,
@@ -636,6 +702,15 @@ def size(
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write size.nc and size.json there.")
     ] = None,
+    prefill: _Prefill = None,
+    decode: _Decode = None,
+    attention: _Attention = None,
+    ffn: _Ffn = None,
+    draft: _Draft = None,
+    acceptance: _Acceptance = None,
+    accepted_length: _Accepted = None,
+    link: _Link = None,
+    classes: _Classes = None,
     assume_dense: _Dense = False,
     json: _Json = False,
 ) -> None:
@@ -644,6 +719,18 @@ def size(
     For each chip: chips and whole nodes, power and rent, the plan of each replica, how much room it
     leaves, and what one step smaller would violate. Exit status 3 where none holds the limits.
     """
+    named = {"prefill": prefill, "decode": decode, "attention": attention, "ffn": ffn}
+    if any(named.values()) or draft is not None or classes:
+        asked = _system_options(
+            model, named, draft, acceptance, accepted_length, link, classes, precision, assume_dense
+        )
+        _size_of_systems(
+            context, asked, chip or [], json,
+            rate=rate, headroom=headroom, max_chips=max_chips, isl=isl, osl=osl,
+            prefix_hit=prefix_hit, engine=engine, price=_prices(price),
+            slo_ttft=_time(slo_ttft, "--slo-ttft"), slo_tpot=_time(slo_tpot, "--slo-tpot"),
+        )  # fmt: skip
+        return
     extra: dict[str, Any] = {"precisions": precision} if precision else {}
     from perfmodel import _json, report
 

@@ -82,6 +82,7 @@ class SystemEstimate(eqx.Module):
         tokens_per_cycle: of a sequence, 1 without drafts.
         chunk_share: chunks of others' prompts per cycle.
         handover: part of TTFT that keys and values wait for a link [s].
+        prefill_time: of the mean prompt alone, without any wait [s].
         chips, power: of all pools [W].
         energy_per_output_token, energy_per_total_token [J]; usd_per_output_token,
         usd_per_input_token, usd_per_total_token [USD]: as of `serving.Estimate`; 0 where the price
@@ -106,6 +107,7 @@ class SystemEstimate(eqx.Module):
     tokens_per_cycle: Array
     chunk_share: Array
     handover: Array
+    prefill_time: Array
     chips: Array
     power: Array
     energy_per_output_token: Array
@@ -422,6 +424,7 @@ def evaluate(
         tokens_per_cycle=yielded,
         chunk_share=on.pa * found.share,
         handover=found.handed,
+        prefill_time=prompts.fill + prompts.service,
         chips=chips,
         power=watts,
         energy_per_output_token=(watts - input_watts) * per_output,

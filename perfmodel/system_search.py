@@ -176,7 +176,7 @@ def score(space: Space, choices: Choice) -> dict[str, np.ndarray]:
     """Returns every number of a list of systems, block by block."""
     count = len(choices.batch)
     asked = space.made.asked
-    engine, limits = question.numbers((asked.engine.engine, asked.limits))
+    engine, limits = space.made.engine, question.numbers(asked.limits)
     found: list[dict[str, np.ndarray]] = []
     for start in range(0, count, BLOCK):
         stop = min(start + BLOCK, count)
@@ -384,7 +384,7 @@ def descended(space: Space, axes: tuple[str, str]) -> tuple[Choice, int, int]:
     asked = space.made.asked
     values_in = question.numbers(
         (space.made.built, starts, targets, *ends, float(space.most), np.asarray(per_chip),
-         asked.network, asked.load, asked.engine.engine, asked.limits, space.made.draft)
+         asked.network, asked.load, space.made.engine, asked.limits, space.made.draft)
     )  # fmt: skip
     name = f"system-descent-{'-'.join(map(str, space.part_pools))}-{'-'.join(axes)}"
     stored = cache.stored(name, _descending(space.part_pools, axes), values_in, _options())
@@ -503,6 +503,82 @@ def frontier(
         }  # fmt: skip
         choices, values, rows = near, own, best
     return _dataset(space, choices.take(rows), {k: v[rows] for k, v in values.items()}, axes, extra)
+
+
+def size(
+    model: ModelLike,
+    pools: Mapping[str, PoolAsked | str],
+    *,
+    rate: float,
+    base: PoolAsked | str | None = None,
+    isl: int,
+    osl: int,
+    headroom: float = 0.2,
+    max_chips: int | None = None,
+    batches: Sequence[int] = _BATCHES,
+    drafts: Sequence[int] = (0, 1, 2, 3, 4, 5, 6, 8),
+    micro: Sequence[int] = (1, 2, 3),
+    **options: Any,
+) -> xr.Dataset:
+    """Returns the smallest system of a placement that serves `rate` requests a second, along
+    `point` (one): the fewest chips of all pools, of those the least power.
+
+    The rate is what the system finishes with every request in flight that its batch allows; the
+    limits on TTFT and TPOT hold then. Arguments as of `frontier`, and `headroom`, capacity beyond
+    the rate as a share of it. Chips are doubled until a system serves the rate, and then halved in
+    between.
+
+    Raises:
+        Infeasible: no system of at most `max_chips` (4,096 by default) serves it.
+    """
+    said = "a positive number of requests per second"
+    needed = question.real_number("rate", rate, 1e-12, 1e9, said) * (1.0 + headroom)
+    where, named = table(pools, base)
+    parsed = {n: parse_pool(p, n) if isinstance(p, str) else p for n, p in named.items()}
+    made = ask(model, parsed, where, batch=1, isl=isl, osl=osl, **options)
+    least = sum(p.tp * p.pp for p in parsed.values())
+    most = 4096 if max_chips is None else question.whole("max_chips", max_chips, least)
+
+    def serving(chips: int) -> tuple[Space, Choice, dict[str, np.ndarray], np.ndarray]:
+        space = _space(model, made, where, chips, batches, drafts, micro)
+        choices = enumerate_systems(space)
+        values = score(space, choices)
+        good = np.all(values["margins"] >= 0.0, axis=1)
+        return (
+            space,
+            choices,
+            values,
+            np.flatnonzero(good & (values["requests_per_second"] >= needed)),
+        )
+
+    low, high, found = least - 1, least, serving(least)
+    best = found[2]["requests_per_second"]
+    while not len(found[3]) and high < most:
+        low, high = high, min(2 * high, most)
+        found = serving(high)
+        best = found[2]["requests_per_second"]
+    if not len(found[3]):
+        good = np.all(found[2]["margins"] >= 0.0, axis=1)
+        reached = float(np.max(best[good])) if np.any(good) else 0.0
+        if not reached:
+            raise Infeasible(_why(found[0], found[2]))
+        raise Infeasible(
+            f"{most} chips serve {reached:.3g} requests a second within the limits, "
+            f"{needed:.3g} are asked for (with {headroom:.0%} headroom)"
+        )
+    while high - low > 1:
+        middle = (low + high) // 2
+        tried = serving(middle)
+        if len(tried[3]):
+            high, found = middle, tried
+        else:
+            low = middle
+    space, choices, values, rows = found
+    order = np.lexsort((values["power_w"][rows], values["chips"][rows]))
+    row = rows[order[:1]]
+    axes = ("tokens_per_second_user", "output_tokens_per_second_chip")
+    about = {"rate": float(rate), "headroom": headroom}
+    return _dataset(space, choices.take(row), {k: v[row] for k, v in values.items()}, axes, about)
 
 
 def _space(
@@ -627,7 +703,7 @@ def beside(fronts: Mapping[str, xr.Dataset]) -> xr.Dataset:
     joined = xr.concat(kept, "point", join="override", combine_attrs="drop")
     axes = (first.attrs["x"], first.attrs["y"])
     signs = [1.0 if AXES[axis][1] else -1.0 for axis in axes]
-    x, y = (sign * joined[axis].values for sign, axis in zip(signs, axes, strict=True))
+    x, y = (s * np.asarray(joined[axis]) for s, axis in zip(signs, axes, strict=True))
     about = {"long_name": "no system betters this point"}
     marked = joined.assign(on_front=("point", nondominated(x, y, _BOTH), about))
     return marked.assign_attrs(first.attrs)
