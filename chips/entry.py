@@ -165,6 +165,12 @@ def names() -> list[str]:
     return sorted(_files())
 
 
+def is_known(name: str) -> bool:
+    """Returns whether a name or alias is that of a chip of the catalogue."""
+    known = {catalog.fold(each) for key, more in _aliases().items() for each in (key, *more)}
+    return catalog.fold(name) in known
+
+
 def build(sheet: Sheet, fits: Traversable | None = None) -> Chip:
     """Returns the chip of a datasheet; `fits` is the folder of kernel constants to use."""
     family = sheet.identity["family"]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from perfmodel import question
-from perfmodel.units import MICROSECOND, MILLISECOND, seconds
+from perfmodel.units import MICROSECOND, MILLISECOND, seconds, si
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -448,9 +448,17 @@ def axis_notes(dataset: "xr.Dataset") -> list[str]:
     return [note for note in notes if note]
 
 
+_BUDGETS = (
+    ("max_power_w", lambda v: f"at most {si(v, 'W', 4)} rated"),
+    ("max_racks", lambda v: f"at most {v:g} {'rack' if v == 1.0 else 'racks'}"),
+    ("max_cost_usd_per_hour", lambda v: f"at most ${v:g}/h"),
+)
+
+
 def limits(dataset: "xr.Dataset") -> list[str]:
-    """Returns the service levels asked for, in words."""
-    return [
+    """Returns the service levels and budgets asked for, in words."""
+    most = [say(float(dataset.attrs[key])) for key, say in _BUDGETS if key in dataset.attrs]
+    return most + [
         f"{name} at most {seconds(float(dataset.attrs[key]))}"
         for name, key in (("TTFT", "slo_ttft_s"), ("TPOT", "slo_tpot_s"))
         if key in dataset.attrs

@@ -90,7 +90,9 @@ def chip(name: str) -> Listing:
         column.no_wrap = True
     rows = found.numbers()
     for row in rows:
-        value = "" if row.value is None else f"{row.value:.4g}"
+        value = "–" if row.value is None else f"{row.value:.4g}"
+        if row.low is not None and row.high is not None and row.low < row.high:
+            value += f" ({row.low:.3g} to {row.high:.3g})"
         table.add_row(row.field, value, row.unit, row.kind, row.origin, row.source)
     digest = f"{found.title} · digest {found.digest} · kernels: {', '.join(found.supported)}"
     values = _stamp() | {
@@ -101,6 +103,30 @@ def chip(name: str) -> Listing:
         "numbers": [row._asdict() for row in rows],
     }
     return Listing(_above(f"{found.name}", digest, table), values)
+
+
+def new_chip(made: "Chip") -> "RenderableType":
+    """Returns what is given of a chip and what its family assumes, with the wide range of that."""
+    from rich.console import Group
+
+    given = report.grid(("given", "left"), ("", "right"), ("", "left"))
+    assumed = report.grid(
+        ("assumed", "left"), ("", "right"), ("", "left"), ("range", "left"), ("because", "left")
+    )
+    for row in made.numbers():
+        if row.field not in made.fields or row.value is None:
+            continue
+        if row.origin == "datasheet":
+            given.add_row(row.field, f"{row.value:.4g}", row.unit)
+        elif row.value:
+            known = row.low is not None and row.high is not None
+            span = f"{row.low:.3g} to {row.high:.3g}" if known else ""
+            assumed.add_row(row.field, f"{row.value:.4g}", row.unit, span, row.note)
+    kernels = made.kernels_of()
+    whose = {"its own": "its own", "its family": f"of its family, {made.sheet.identity['family']}"}
+    said = f"kernel constants: {whose.get(kernels, f'of {kernels}, its generation')}"
+    said += f"; kernels: {', '.join(made.supported)}"
+    return Group(report.lines(made.title, style="bold"), given, "", assumed, "", report.lines(said))
 
 
 # ---- Models ----

@@ -5,21 +5,27 @@ Nothing heavy is imported before a command runs, so that help is quick.
 """
 
 import contextlib
-import difflib
-import errno
-import os
-import shlex
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from perfmodel import _chips_command, _exits
+from perfmodel._commands import Engine as _Engine
+from perfmodel._commands import Isl as _Isl
+from perfmodel._commands import Json as _Json
+from perfmodel._commands import MaxCost as _MaxCost
+from perfmodel._commands import MaxPower as _MaxPower
+from perfmodel._commands import MaxRacks as _MaxRacks
+from perfmodel._commands import Osl as _Osl
+from perfmodel._commands import budgets as _budgets
+from perfmodel._commands import command as _command
+from perfmodel._commands import print_json as _print_json
+from perfmodel._commands import ready as _ready
+from perfmodel._commands import show as _show
+from perfmodel._commands import working as _working
 from perfmodel.errors import Infeasible, InputError, shorten
-
-_BAD_INPUT, _INFEASIBLE, _INTERRUPTED, _PIPE_CLOSED = 2, 3, 130, 141
-_OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 
 app = typer.Typer(
     name="perfmodel",
@@ -30,6 +36,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+app.add_typer(_chips_command.app)
 
 # ---- Options that commands share ----
 
@@ -42,10 +50,7 @@ _Dense = Annotated[
         "--assume-dense", help="Read a config.json that is not understood as a dense decoder."
     ),
 ]
-_Isl = Annotated[int, typer.Option(help="Prompt tokens.")]
-_Osl = Annotated[int, typer.Option(help="Output tokens.")]
 _Hit = Annotated[float, typer.Option(help="Share of the prompt already cached, 0 to below 1.")]
-_Engine = Annotated[str, typer.Option(help="Engine profile, or a TOML file of one.")]
 _Ttft = Annotated[
     str | None,
     typer.Option(metavar="TIME", help="Longest time to first token: 2s, 500ms, or seconds."),
@@ -129,7 +134,6 @@ _Images = Annotated[
     float,
     typer.Option(help="Images of a prompt; their tokens are part of the prompt tokens."),
 ]
-_Json = Annotated[bool, typer.Option("--json", help="Print JSON, in SI units, and nothing else.")]
 
 
 def _time(text: str | None, option: str) -> float | None:
@@ -198,32 +202,6 @@ def _prices(given: list[str] | None) -> "float | dict[str, float] | None":
             raise InputError(f"--price: {chip} is given more than once")
         table[chip] = dollars
     return table
-
-
-def _print_json(value: Any) -> None:
-    from perfmodel import _json
-
-    sys.stdout.write(_json.text(value) + "\n")
-
-
-def _working(what: str, quiet: bool = False) -> Any:
-    """Returns a context that says on a terminal what is being done."""
-    if quiet or not sys.stderr.isatty():
-        return contextlib.nullcontext()
-    from rich.console import Console
-
-    return Console(stderr=True).status(what, spinner_style="")
-
-
-def _command(context: typer.Context) -> dict[str, str]:
-    """Returns the command line, as an attribute of what it makes."""
-    return {"command": shorten(shlex.join(["perfmodel", *context.obj]), 4000)}
-
-
-def _ready() -> None:
-    import perfmodel
-
-    perfmodel.enable_cache()
 
 
 # ---- Commands ----
@@ -321,6 +299,12 @@ def estimate(
         Path | None,
         typer.Option(metavar="DIR", help="Write sensitivity.nc, .png and .html there."),
     ] = None,
+    ranges: Annotated[
+        bool,
+        typer.Option(
+            "--ranges/--no-ranges", help="Tell how far ranges of the chip's numbers carry."
+        ),
+    ] = True,
     trace: Annotated[
         str | None,
         typer.Option(
@@ -423,6 +407,7 @@ def estimate(
         opened = None
         if operators or not json:
             opened = perfmodel.operator_table(network, chip, **options)
+        spans = perfmodel.ranges(network, chip, **options) if ranges else None
         moved, files = None, {}
         if sensitivity:
             moved = perfmodel.sensitivity(network, chip, **options).assign_attrs(_command(context))
@@ -431,9 +416,9 @@ def estimate(
     if json:
         from perfmodel import _json
 
-        _print_json(_json.estimate(found, opened, moved, files))
+        _print_json(_json.estimate(found, opened, moved, files, spans))
     else:
-        report.write(report.estimate_table(found, opened))
+        report.write(report.estimate_table(found, opened, spans))
         if operators and opened is not None:
             report.write(report.operators_table(opened))
         if moved is not None:
@@ -498,8 +483,15 @@ def frontier(
     isl: _Isl = 4000,
     osl: _Osl = 1000,
     max_chips: Annotated[
-        int, typer.Option(help="Chips that a plan and its replicas may fill.")
-    ] = 16,
+        int | None,
+        typer.Option(
+            help="Chips that a plan and its replicas may fill.",
+            show_default="16, or what the limits below allow",
+        ),
+    ] = None,
+    max_power: _MaxPower = None,
+    max_racks: _MaxRacks = None,
+    max_cost: _MaxCost = None,
     pp: Annotated[
         list[int] | None,
         typer.Option(help="Pipeline stages to try (repeat for more).", show_default="1"),
@@ -548,12 +540,15 @@ def frontier(
     """
     named = {"prefill": prefill, "decode": decode, "attention": attention, "ffn": ffn}
     if any(named.values()) or draft is not None or classes:
+        if any(_budgets(max_power, max_racks, max_cost).values()):
+            raise InputError("--max-power, --max-racks, --max-cost: of one pool only")
         asked = _system_options(
             model, named, draft, acceptance, accepted_length, link, classes, precision, assume_dense
         )
         _frontier_of_systems(
             context, asked, chip or [], out, json,
-            isl=isl, osl=osl, max_chips=max_chips, prefix_hit=prefix_hit, engine=engine, x=x, y=y,
+            isl=isl, osl=osl, max_chips=16 if max_chips is None else max_chips,
+            prefix_hit=prefix_hit, engine=engine, x=x, y=y,
             descend=descend, price=_prices(price), ownership=ownership, electricity=electricity,
             pue=pue, lifetime=lifetime, slo_ttft=_time(slo_ttft, "--slo-ttft"),
             slo_tpot=_time(slo_tpot, "--slo-tpot"),
@@ -566,6 +561,7 @@ def frontier(
     extra |= {
         "slo_ttft": _time(slo_ttft, "--slo-ttft"),
         "slo_tpot": _time(slo_tpot, "--slo-tpot"),
+        **_budgets(max_power, max_racks, max_cost),
         "routing": _exponent(routing),
         "images": images or None,
     }
@@ -692,6 +688,9 @@ def size(
     max_chips: Annotated[
         int | None, typer.Option(help="Most chips, spare ones included.", show_default="any")
     ] = None,
+    max_power: _MaxPower = None,
+    max_racks: _MaxRacks = None,
+    max_cost: _MaxCost = None,
     headroom: Annotated[float, typer.Option(help="Capacity beyond the rate, a share of it.")] = 0.2,
     spare: Annotated[int, typer.Option(help="Replicas beyond those needed, for failures.")] = 1,
     by: Annotated[str, typer.Option(help="Smallest in: chips, usd, kw or nodes.")] = "chips",
@@ -745,7 +744,8 @@ def size(
                 rate=rate, isl=isl, osl=osl, prefix_hit=prefix_hit,
                 slo_ttft=_time(slo_ttft, "--slo-ttft"), slo_tpot=_time(slo_tpot, "--slo-tpot"),
                 headroom=headroom, spare=spare, by=by, max_chips=max_chips, engine=engine,
-                price=_prices(price), routing=_exponent(routing), images=images or None, **extra,
+                price=_prices(price), routing=_exponent(routing), images=images or None,
+                **_budgets(max_power, max_racks, max_cost), **extra,
             )  # fmt: skip
             failed = None
         except Infeasible as error:
@@ -761,18 +761,6 @@ def size(
                 report.write("\n".join(f"wrote {path}" for path in files.values()))
     if failed is not None:
         raise failed
-
-
-@app.command()
-def chips(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="One chip in full.")] = None,
-    json: _Json = False,
-) -> None:
-    """List chips, or every number of one and its source."""
-    from perfmodel import _listings
-
-    found = _listings.chips() if name is None else _listings.chip(name)
-    _show(found, json)
 
 
 @app.command()
@@ -806,15 +794,6 @@ def validate(
 
         found = _listings.points(name)
     _show(found, json)
-
-
-def _show(listing: Any, json: bool) -> None:
-    from perfmodel import report
-
-    if json:
-        _print_json(listing.values)
-    else:
-        report.write(listing.table)
 
 
 @app.command()
@@ -923,88 +902,15 @@ def study(
         report.write("\n".join(f"wrote {path}" for path in sorted(folder.glob(f"{each}.*"))))
 
 
-# ---- Errors become one line ----
-
-
-def _usage(error: Exception) -> str:
-    """Returns the message of a usage error on one line, with what is nearest."""
-    words = " ".join(error.format_message().split()).rstrip(".")  # pyright: ignore[reportAttributeAccessIssue]
-    words = words[:1].lower() + words[1:]
-    wrong = getattr(error, "option_name", None)
-    if type(error).__name__ == "NoSuchOption" and isinstance(wrong, str):
-        context = getattr(error, "ctx", None)
-        known = [o for p in context.command.params for o in p.opts] if context else []
-        close = difflib.get_close_matches(wrong, known, n=3, cutoff=0.5)
-        words = f"no such option: {shorten(wrong)}"
-        words += f" (nearest: {', '.join(close)})" if close else ""
-    return shorten(words, 300)
-
-
-def _run(command: Callable[[], Any]) -> int:
-    """Returns the exit status of a command, with every error said in one line."""
-    try:
-        status = command()
-        sys.stdout.flush()
-        # typer has turned Ctrl-C into its exit status.
-        if status == _INTERRUPTED:
-            raise KeyboardInterrupt
-        return status if isinstance(status, int) else 0
-    except InputError as error:
-        return _fail(str(error), _BAD_INPUT)
-    except Infeasible as error:
-        return _fail(str(error), _INFEASIBLE, "infeasible")
-    except KeyboardInterrupt:
-        return _fail("interrupted", _INTERRUPTED)
-    except (BrokenPipeError, SystemExit):
-        # Who read the output has gone, as `head` does (typer makes it a SystemExit, for which
-        # there is no other reason).
-        _close_output()
-        return _PIPE_CLOSED
-    except OSError as error:
-        if error.errno not in _OUTPUT_ERRORS or error.filename is not None:
-            return _bug(error)
-        _close_output()
-        return _fail(f"standard output cannot be written ({error.strerror})", 1)
-    except Exception as error:
-        if hasattr(error, "format_message"):
-            return _fail(_usage(error), _BAD_INPUT)
-        return _bug(error)
-
-
-def _bug(error: Exception) -> int:
-    if os.environ.get("PERFMODEL_TRACEBACK"):
-        raise error
-    what = shorten(f"{type(error).__name__}: {error}", 200)
-    return _fail(f"{what} (a bug; PERFMODEL_TRACEBACK=1 shows where)", 1)
-
-
-def _close_output() -> None:
-    """Lets what is still to be written go nowhere, at exit too."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-
-
-def _fail(message: str, status: int, word: str = "error") -> int:
-    line = " ".join(str(message).split())
-    try:
-        print(f"{word}: {line}", file=sys.stderr, flush=True)
-    except BrokenPipeError:
-        pass
-    return status
-
-
-def _warn(message: Any, *_: Any, **__: Any) -> None:
-    print(f"warning: {shorten(' '.join(str(message).split()), 300)}", file=sys.stderr)
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command line and returns its exit status."""
     import warnings
 
     given = sys.argv[1:] if arguments is None else arguments
     with warnings.catch_warnings():
-        warnings.showwarning = _warn
+        warnings.showwarning = _exits.warn
         if sys.stdout is None:  # pyright: ignore[reportUnnecessaryComparison]
-            return _fail("standard output is closed", 1)
-        return _run(
+            return _exits.fail("standard output is closed", 1)
+        return _exits.run(
             lambda: app(args=given, prog_name="perfmodel", standalone_mode=False, obj=given)
         )

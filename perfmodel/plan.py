@@ -190,11 +190,19 @@ class Engine(eqx.Module):
     launch_floor: Real = 0.0
 
 
-class Limits(eqx.Module):
-    """Service levels asked for; margins are measured against them.
+UNLIMITED = 1e15
+"""A budget that is not asked for."""
 
-    Fields: `ttft` and `tpot`, the longest acceptable [s]. Large values mean no limit.
+
+class Limits(eqx.Module):
+    """Service levels and budgets asked for; margins are measured against them.
+
+    Fields: `ttft` and `tpot`, the longest acceptable [s]; `power` [W], rated, `racks` and `cost`
+    [USD/h] are the most that all chips of all replicas may take. Large values mean no limit.
     """
 
     ttft: Real = 1e9
     tpot: Real = 1e9
+    power: Real = UNLIMITED
+    racks: Real = UNLIMITED
+    cost: Real = UNLIMITED

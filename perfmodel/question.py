@@ -31,7 +31,7 @@ from perfmodel.models.catalogue import ModelEntry
 from perfmodel.models.config import WITHOUT_TOWER
 from perfmodel.models.mlp import MixtureOfExperts
 from perfmodel.models.transformer import UNSPREAD, Block, Model
-from perfmodel.plan import Limits, Load
+from perfmodel.plan import UNLIMITED, Limits, Load
 from perfmodel.step import Shard
 from perfmodel.units import HOUR
 
@@ -43,13 +43,21 @@ _MOST = 1_000_000_000
 _MOST_DOLLARS = 1e5
 
 
+class Budgets(NamedTuple):
+    """What all chips may take together: rated power with hosts [W], racks, and cost [USD/h]."""
+
+    power: float | None = None
+    racks: float | None = None
+    cost: float | None = None
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Question:
     """Checked inputs: entries for people, and their numbers as arrays for programs.
 
     Fields: `machines` and `precisions` are stacked, one row per entry of `chips` and `formats`;
-    `prices` says what each chip is taken to cost, `owner` who pays it, and `site` the power and
-    price assumptions around a chip.
+    `prices` says what each chip is taken to cost, `owner` who pays it, `site` the power and
+    price assumptions around a chip, and `budgets` what all chips may take together.
     """
 
     model: ModelEntry
@@ -64,6 +72,7 @@ class Question:
     prices: tuple[str, ...]
     owner: str
     site: str
+    budgets: Budgets
 
     def supports(self, chip: int, format_: int) -> bool:
         """Returns whether a chip has the kernel of a precision."""
@@ -183,6 +192,7 @@ def ask(
     pue: float | None = None,
     lifetime: float | None = None,
     routing: float | None = None,
+    most: Budgets | None = None,
     images: float | None = None,
 ) -> Question:
     """Returns the question that public functions ask, every part of it checked."""
@@ -208,14 +218,28 @@ def ask(
         formats=tuple(formats),
         engine=profile,
         load=load,
-        limits=_limits(osl, slo_ttft, slo_tpot),
+        limits=_limits(osl, slo_ttft, slo_tpot, most),
         network=numbers(dataclasses.replace(prefer(network.model, exponent), encoder=tower)),
         machines=stack([machine for machine, _ in paid]),
         precisions=stack([precision_numbers(names) for names in formats]),
         prices=tuple(text for _, text in paid),
         owner=ownership,
         site=_site_text(ownership, terms),
+        budgets=most or Budgets(),
     )
+
+
+def paid_machines(
+    chip_list: Sequence[Chip],
+    price: float | None,
+    ownership: str,
+    electricity: float | None,
+    pue: float | None,
+    lifetime: float | None,
+) -> Machine:
+    """Returns the machines of chips as they are paid for, stacked; arguments as of `ask`."""
+    terms = _terms(ownership, electricity=electricity, pue=pue, lifetime=lifetime)
+    return stack([_price(chip, price, ownership, terms)[0] for chip in chip_list])
 
 
 def real() -> Any:
@@ -324,10 +348,31 @@ def _limit(name: str, value: float | None) -> float:
     return real_number(name, value, math.ulp(0.0), math.inf, "a positive number of seconds")
 
 
-def _limits(osl: int, slo_ttft: float | None, slo_tpot: float | None) -> Limits:
+# What fits exactly must not miss by a rounding of float32.
+_EXACT = 1.0 + 1e-5
+
+
+def budgets(max_power: float | None, max_racks: float | None, max_cost: float | None) -> Budgets:
+    """Returns the budgets asked for, checked."""
+    said = {"max_power": "watts", "max_racks": "racks", "max_cost": "US dollars an hour"}
+    given = zip(said.items(), (max_power, max_racks, max_cost), strict=True)
+    return Budgets(
+        *(
+            None if value is None
+            else real_number(name, value, math.ulp(0.0), UNLIMITED, f"a positive number of {unit}")
+            for (name, unit), value in given
+        )
+    )  # fmt: skip
+
+
+def _limits(
+    osl: int, slo_ttft: float | None, slo_tpot: float | None, most: Budgets | None
+) -> Limits:
     found = Limits(_limit("slo_ttft", slo_ttft), _limit("slo_tpot", slo_tpot))
     # With one output token there is no time per token that could be too long.
-    return found if osl > 1 else Limits(ttft=found.ttft)
+    found = found if osl > 1 else Limits(ttft=found.ttft)
+    asked = {n: v * _EXACT for n, v in (most or Budgets())._asdict().items() if v is not None}
+    return dataclasses.replace(found, **asked)
 
 
 def _load(model: ModelEntry, isl: int, osl: int, prefix_hit: float) -> Load:

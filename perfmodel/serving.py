@@ -46,15 +46,19 @@ from perfmodel.models.transformer import (
     weight_bytes,
 )
 from perfmodel.ownership import spend
-from perfmodel.plan import Engine, Limits, Load, Plan
+from perfmodel.plan import UNLIMITED, Engine, Limits, Load, Plan
 from perfmodel.relax import Real, as_real, ceil, ceil_div, floor, inverse, maximum, minimum
 from perfmodel.step import Chunk, Shard, Step, causal_pairs
 from perfmodel.timing import total_usage
+from perfmodel.units import HOUR
 
 PARTS = ("compute", "weight bandwidth", "kv bandwidth", "network", "latency")
 """What a step's time consists of, in the order of `Estimate.parts`."""
 
-MARGINS = ("memory", "kernel", "divisibility", "context length", "ttft limit", "tpot limit")
+MARGINS = (
+    "memory", "kernel", "divisibility", "context length", "ttft limit", "tpot limit",
+    "power limit", "footprint limit", "cost limit",
+)  # fmt: skip
 """Signed margins in the order of `Estimate.margins`; a negative one is infeasible."""
 
 BINDING = (*PARTS, "kv capacity", *MARGINS)
@@ -81,7 +85,7 @@ class Estimate(eqx.Module):
             share the cost by busy time. 0 where the price is unknown.
         chips: chips deployed.
         parts: seconds of TPOT by `PARTS`, shape [5].
-        margins: by `MARGINS`, shape [6], relative; negative is infeasible.
+        margins: by `MARGINS`, shape [9], relative; negative is infeasible.
         feasible: whether all margins are ≥ 0.
         binding: index into `BINDING`.
     """
@@ -611,6 +615,9 @@ def estimate(
             (model.max_context - load.longest) / model.max_context,
             1.0 - ttft * inverse(asked.ttft),
             1.0 - tpot * inverse(asked.tpot),
+            *budget_margins(
+                asked, taken(machine, plan.chips * plan.replicas, dollars * plan.replicas)
+            ),
         ]
     )
     feasible = jnp.all(margins >= 0.0)
@@ -649,6 +656,33 @@ def estimate(
         isl=isl,
         osl=osl,
         replicas=as_real(plan.replicas),
+    )
+
+
+class Taken(NamedTuple):
+    """What chips take of power [W], footprint [racks] and cost [USD/s]; 0 where unknown."""
+
+    power: Array
+    racks: Array
+    cost: Array
+
+
+def taken(machine: Machine, chips: Real, dollars: Array) -> Taken:
+    """Returns what so many chips take; `dollars` is their cost [USD/s]."""
+    around = machine.site
+    racked = as_real(around.rack_chips) > 0.0
+    racks = jnp.where(racked, chips * inverse(jnp.where(racked, around.rack_chips, 1.0)), 0.0)
+    return Taken(around.provisioned_power * chips, racks, dollars)
+
+
+def budget_margins(asked: Limits, used: Taken) -> tuple[Array, ...]:
+    """Returns what is left of power, footprint and cost, relative; −1 where a budget is asked for
+    and what is taken is unknown."""
+    amounts = (used.power, used.racks, used.cost * HOUR)
+    limits = (asked.power, asked.racks, asked.cost)
+    return tuple(
+        jnp.where((amount > 0.0) | (limit >= UNLIMITED), (limit - amount) * inverse(limit), -1.0)
+        for amount, limit in zip(amounts, map(as_real, limits), strict=True)
     )
 
 

@@ -52,6 +52,8 @@ from perfmodel.relax import Real, as_real, ceil, inverse, maximum, minimum
 from perfmodel.serving import (
     Footprint,
     Prefill,
+    Taken,
+    budget_margins,
     chip_weights,
     closed_queue,
     kernel_margin,
@@ -59,6 +61,7 @@ from perfmodel.serving import (
     placed,
     served,
     split_prompt,
+    taken,
     variability,
 )
 from perfmodel.step import Shard, Step
@@ -89,7 +92,7 @@ class SystemEstimate(eqx.Module):
         memory_bytes, weight_bytes, memory_margin, chip_power, pool_chips: by part, shape [4].
         owns: 1 where a part is the first on its pool, shape [4].
         parts: seconds of TPOT by `serving.PARTS`, shape [5]; hand-overs count as network.
-        margins: by `serving.MARGINS`, shape [6]. feasible: whether all are ≥ 0.
+        margins: by `serving.MARGINS`, shape [9]. feasible: whether all are ≥ 0.
     """
 
     ttft: Array
@@ -381,7 +384,19 @@ def evaluate(
     input_watts, input_spent = watts[0] * prefill_busy, spent[0] * prefill_busy
     watts, spent = as_real(sum(watts)), as_real(sum(spent))
 
-    margins = _margins(system, model, load, kept.margins, ttft, tpot, asked)
+    # Of what one pool takes and is unknown, all is unknown.
+    each = [taken(p.machine, n, d) for p, n, d in zip(pools, sizes, dollars, strict=True)]
+    used = Taken(
+        *(
+            jnp.where(
+                sum(o * (a <= 0.0) for o, a in zip(owns, amounts, strict=True)) > 0.0,
+                0.0,
+                sum(o * a for o, a in zip(owns, amounts, strict=True)),
+            )
+            for amounts in zip(*each, strict=True)
+        )
+    )
+    margins = _margins(system, model, load, kept.margins, ttft, tpot, asked, used)
     # Keys of all that run, and intermediate results of a micro-batch.
     keys = room.live * decoding + room.shared + room.sequence * (running * inverse(micro))
     shares = [on.pa, as_real(1.0), on.af, on.ga][:count]
@@ -482,8 +497,9 @@ def _margins(
     ttft: Array,
     tpot: Array,
     asked: Limits,
+    used: Taken,
 ) -> Array:
-    """Returns the signed margins, the least of all pools."""
+    """Returns the signed margins, the least of all pools; of budgets, of all pools together."""
     pools = system.pools[:3]
     least = memory[0]
     for margin in memory[1:]:
@@ -505,5 +521,6 @@ def _margins(
             (model.max_context - load.longest) / model.max_context,
             1.0 - ttft * inverse(asked.ttft),
             1.0 - tpot * inverse(asked.tpot),
+            *budget_margins(asked, used),
         ]
     )

@@ -290,7 +290,7 @@ BAD = {
     "unknown command": (["fronteir"], "frontier"),
     "unknown study": (["study", "fronteir"], "frontier"),
     "missing argument": (["estimate", MODEL], "CHIP"),
-    "too many arguments": (["chips", "h100", "h200"], "h200"),
+    "too many arguments": (["models", "llama-3.1-8b", "llama-3.3-70b"], "llama-3.3-70b"),
 }  # fmt: skip
 
 
