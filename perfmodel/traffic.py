@@ -122,8 +122,8 @@ def _mix(names: Sequence[str], isl: object, osl: object, cached: object, share: 
             raise InputError(
                 f"class '{shorten(names[row])}': {what} must be {said}, not {column[row]:g}"
             )
-    *lengths, weight = columns
-    return Mix(tuple(names), Traffic(*lengths, weight / np.sum(weight)))
+    lengths, outputs, hits, weight = columns
+    return Mix(tuple(names), Traffic(lengths, outputs, hits, weight / np.sum(weight)))
 
 
 def lognormal(
@@ -223,6 +223,10 @@ def _errors(traffic: Traffic, true: Mapping[str, float]) -> dict[str, float]:
     return {name: kept[name] / true[name] - 1.0 for name in true}
 
 
+CUTS = (0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)
+"""Quantiles at which a class of requests may be cut."""
+
+
 def reduce(
     isl: np.ndarray,
     osl: np.ndarray,
@@ -230,11 +234,11 @@ def reduce(
     cached: np.ndarray | None = None,
     note: str = "",
 ) -> Mix:
-    """Returns requests as so many weighted classes, by cuts at medians.
+    """Returns requests as so many weighted classes, by cuts at quantiles.
 
-    The class that loses most is cut in two at the median of the length in which it is widest,
-    until there are enough. What a class loses is its variance in ISL and OSL, each relative to
-    the mean, times its weight. A class is at its mean, so total tokens are kept.
+    The cut that saves most is made until there are enough classes: in ISL or OSL, at one of
+    `CUTS` quantiles of a class. What a cut saves is variance in ISL and OSL, each relative to its
+    mean. A class is at its mean, so total tokens are kept.
 
     Args:
         isl, osl: tokens, shape [requests]; an output of 0 counts as 1.
@@ -249,22 +253,31 @@ def reduce(
         raise InputError("classes: at least one request and one class are needed")
     scaled = np.stack([isl / np.mean(isl), osl / np.mean(osl)])
 
-    def lost(rows: np.ndarray) -> np.ndarray:
-        return np.var(scaled[:, rows], axis=1) * len(rows)
+    def best_cut(rows: np.ndarray) -> tuple[float, np.ndarray]:
+        """Returns what the best cut of a class saves, and which of its rows are below it."""
+        values = scaled[:, rows]
+        before = np.sum(np.var(values, axis=1)) * len(rows)
+        best = 0.0, np.zeros(len(rows), bool)
+        for axis in (0, 1):
+            for edge in np.unique(np.quantile(values[axis], CUTS)):
+                low = values[axis] <= edge
+                if not low.any() or low.all():
+                    continue
+                halves = (values[:, low], values[:, ~low])
+                after = sum(np.sum(np.var(half, axis=1)) * half.shape[1] for half in halves)
+                if before - after > best[0]:
+                    best = before - after, low
+        return best
 
     parts = [np.arange(len(isl))]
-    losses = [lost(parts[0])]
+    cuts = [best_cut(parts[0])]
     while len(parts) < classes:
-        worst = int(np.argmax([np.sum(loss) for loss in losses]))
-        rows, axis = parts[worst], int(np.argmax(losses[worst]))
-        values = scaled[axis, rows]
-        # Below the median, or where most are equal, below the longest.
-        low = values < np.median(values)
-        low = low if low.any() else values < np.max(values)
-        if not low.any():
+        worst = int(np.argmax([saved for saved, _ in cuts]))
+        saved, low = cuts[worst]
+        if saved <= 0.0:
             break
-        parts[worst : worst + 1] = [rows[low], rows[~low]]
-        losses[worst : worst + 1] = [lost(part) for part in parts[worst : worst + 2]]
+        parts[worst : worst + 1] = [parts[worst][low], parts[worst][~low]]
+        cuts[worst : worst + 1] = [best_cut(part) for part in parts[worst : worst + 2]]
     parts.sort(key=lambda rows: (np.mean(isl[rows]), np.mean(osl[rows])))
     means = [[np.mean(x[rows]) for rows in parts] for x in (isl, osl, hits)]
     share = np.minimum(np.array(means[2]) / np.array(means[0]), 1.0 - 1e-9)
