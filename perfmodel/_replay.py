@@ -323,15 +323,23 @@ def _replay(design: Design, places: int) -> _State:
         i = jnp.minimum(s.next, total - 1)
         waiting = s.next < count
         if draft is None:
+            growth = jnp.sum(active) / jnp.maximum(sequences, 1.0)
             once = design.grid.time(sequences, context, tokens, prior, ends)
             # Every sequence takes at most one more page in `block` steps.
             used = jnp.sum(held(slots, slots.state == DECODE))
             spare = jnp.floor((plan.blocks - used) / jnp.maximum(jnp.sum(active), 1.0))
-            until = jnp.ceil(jnp.maximum(s.ready[i] - s.now, 0.0) / once)
             jump = jnp.minimum(jnp.min(left), spare * block + 1.0)
-            jump = jnp.where(waiting & ~stuck, jnp.minimum(jump, until), jump)
+            # Steps grow with the context: at most so many until the next arrival, and at the mean
+            # time of those at least so many. Too few costs a turn of the loop, too many a delay.
+            gap = jnp.maximum(s.ready[i] - s.now, 0.0)
+            upper = jnp.minimum(jump, jnp.ceil(gap / once))
+            longer = design.grid.time(
+                sequences, context + 0.5 * upper * growth, tokens, prior, ends
+            )
+            until = jnp.minimum(upper, jnp.ceil(gap / jnp.maximum(longer, once)))
+            jump = jnp.where(waiting & ~stuck, until, jump)
             jump = jnp.where((tokens > 0) | (sequences == 0), 1.0, jnp.maximum(jump, 1.0))
-            middle = context + 0.5 * (jump - 1.0)
+            middle = context + 0.5 * (jump - 1.0) * growth
             mean = design.grid.time(sequences, middle, tokens, prior, ends)
             spent, gained, key = jump * mean, jnp.where(active, jump, 0.0), s.key
         else:
@@ -344,7 +352,9 @@ def _replay(design: Design, places: int) -> _State:
             mean = mean + jnp.where(sequences > 0, draft.seconds, 0.0)
             spent = mean
         idle = (tokens == 0) & (sequences == 0)
-        wake = jnp.where(waiting, jnp.maximum(s.ready[i], s.now), s.now)
+        # In a closed loop the next may be released only by what has just been turned away.
+        coming = waiting & (s.next < s.released)
+        wake = jnp.where(coming, jnp.maximum(s.ready[i], s.now), s.now)
         now = jnp.where(idle, wake, s.now + spent)
         first = jnp.where(ending & (slots.made == 0), now, slots.first)
         made = slots.made + gained + jnp.where(ending & (slots.wanted > 0), 1.0, 0.0)

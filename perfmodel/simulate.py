@@ -118,7 +118,8 @@ def simulate(case: Case) -> Outcome:
 
 def simulate_all(cases: Sequence[Case]) -> list[Outcome]:
     """Returns what becomes of every request of several cases of one structure, in one program."""
-    orders, designs = [], []
+    orders: list[np.ndarray] = []
+    parts: list[tuple[Case, np.ndarray, int]] = []
     for case in cases:
         _check(case)
         order = np.argsort(np.asarray(case.requests.arrival, float), kind="stable")
@@ -127,13 +128,16 @@ def simulate_all(cases: Sequence[Case]) -> list[Outcome]:
         for replica in range(case.replicas):
             rows = order[replica :: case.replicas]
             orders.append(rows)
-            designs.append((case, rows, replica))
+            parts.append((case, rows, replica))
     most = max(len(rows) for rows in orders)
-    length = max(64, 1 << (most - 1).bit_length())
+    # Few shapes, few programs; what is filled up costs next to nothing.
+    length = max(2048, 1 << (most - 1).bit_length())
     batch = int(max(case.scheduler.batch for case in cases))
-    places = max(8, 1 << (batch - 1).bit_length())
+    places = max(64, 1 << (batch - 1).bit_length())
+    filled = max(4, 1 << (len(parts) - 1).bit_length()) - len(parts)
     # A replica without requests is done at once.
-    listed = [_design(*design, length) for design in designs]
+    parts += [(parts[0][0], np.zeros(0, int), 0)] * filled
+    listed = [_design(case, rows, replica, length) for case, rows, replica in parts]
     with jax.enable_x64(True):
         wide = [jax.tree.map(np.asarray, design) for design in listed]
         stacked = jax.tree.map(lambda *leaves: np.stack([*map(_wide, leaves)]), *wide)

@@ -68,7 +68,7 @@ class StepGrid(eqx.Module):
         _, contexts, steps, priors = self.seconds.shape
         flat = (((s + corners[:, 0]) * contexts + c + corners[:, 1]) * steps + t) * priors
         flat = flat + corners[:, 2] * priors + p + corners[:, 3]
-        weight = jnp.ones(())
+        weight = as_real(1.0)
         for axis, share in enumerate((fs, fc, ft, fp)):
             weight = weight * jnp.where(corners[:, axis] == 1, share, 1.0 - share)
         found = jnp.sum(weight * jnp.ravel(self.seconds)[flat])
@@ -77,8 +77,9 @@ class StepGrid(eqx.Module):
 
 def _place(nodes: np.ndarray, value: Real) -> tuple[Array, Array]:
     """Returns the lower node of the interval that a value is in, and how far it is into it."""
-    lower = jnp.clip(jnp.sum(nodes <= value) - 1, 0, len(nodes) - 2)
-    low, high = jnp.asarray(nodes)[lower], jnp.asarray(nodes)[lower + 1]
+    places = as_real(nodes)
+    lower = jnp.clip(jnp.sum(places <= value) - 1, 0, len(nodes) - 2)
+    low, high = places[lower], places[lower + 1]
     return lower, (value - low) / (high - low)
 
 

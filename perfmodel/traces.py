@@ -22,13 +22,13 @@ from perfmodel.errors import InputError, nearest, shorten
 from perfmodel.traffic import Mix, reduce
 
 FIELDS: Mapping[str, Column] = {
-    "isl": Column(("input_tokens", "ContextTokens", "input_length", "num_prefill_tokens", "isl"),
+    "isl": Column(("input_tokens", "contexttokens", "input_length", "num_prefill_tokens", "isl"),
                   "prompt tokens", required=True, low=1.0),
-    "osl": Column(("output_tokens", "GeneratedTokens", "output_length", "num_decode_tokens", "osl"),
+    "osl": Column(("output_tokens", "generatedtokens", "output_length", "num_decode_tokens", "osl"),
                   "output tokens", required=True, low=0.0),
     "seconds": Column(("arrival_s", "arrived_at"), "arrival [s]", low=0.0),
     "milliseconds": Column(("arrival_ms", "timestamp"), "arrival [ms]", low=0.0),
-    "clock": Column(("TIMESTAMP",), "date and time of arrival", number=False),
+    "clock": Column(("timestamp",), "date and time of arrival", number=False),
     "blocks": Column(("hash_ids", "prefix_blocks"), "names of the prompt's blocks, in order"),
 }  # fmt: skip
 """Columns by any of the names that published traces have, upper or lower case."""

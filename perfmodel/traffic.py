@@ -160,7 +160,7 @@ def quantiles(
     shortest) and the last (1, the longest) are needed.
 
     >>> mix = quantiles({0: 100, 0.5: 1000, 1: 1000}, {0: 200, 1: 200}, classes=2)
-    >>> mix.traffic.isl.round().tolist(), mix.traffic.osl[0].round()
+    >>> mix.traffic.isl.round().tolist(), float(mix.traffic.osl[0])
     ([391.0, 391.0, 1000.0, 1000.0], 200.0)
     """
     found, second, means = [], [], []
