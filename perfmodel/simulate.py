@@ -111,6 +111,17 @@ class Case(NamedTuple):
     seed: int = 0
 
 
+def poisson(rate: float, count: int, seed: int = 0) -> np.ndarray:
+    """Returns arrivals of requests that know nothing of each other [s], shape [count].
+
+    >>> round(float(poisson(4.0, 10_000)[-1]))  # 10,000 at four a second
+    2482
+    """
+    if not rate > 0.0:
+        raise InputError(f"rate: must be more than 0 requests a second, not {rate:g}")
+    return np.cumsum(np.random.default_rng(seed).exponential(1.0 / rate, count))
+
+
 def simulate(case: Case) -> Outcome:
     """Returns what becomes of every request. Raises InputError for requests that make no sense."""
     return simulate_all([case])[0]
@@ -140,6 +151,11 @@ def simulate_all(cases: Sequence[Case]) -> list[Outcome]:
     listed = [_design(case, rows, replica, length) for case, rows, replica in parts]
     with jax.enable_x64(True):
         wide = [jax.tree.map(np.asarray, design) for design in listed]
+        kinds = {(jax.tree.structure(d), str(jax.tree.map(np.shape, d))) for d in wide}
+        if len(kinds) > 1:
+            raise InputError(
+                "cases: all or none must draft, and all must have as many prefill servers"
+            )
         stacked = jax.tree.map(lambda *leaves: np.stack([*map(_wide, leaves)]), *wide)
         found = jax.device_get(program(places)(stacked))
     outcomes, at = [], 0

@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 
 from perfmodel import _rows, catalog
+from perfmodel._replay import Requests
 from perfmodel._rows import Column, Reader, TableLike
 from perfmodel.errors import InputError, nearest, shorten
 from perfmodel.traffic import Mix, reduce
@@ -243,6 +244,20 @@ def to_classes(
     hits = prefix_hits(trace, capacities) if len(capacities) else None
     cached = None if hits is None else np.sum(hits.cached, axis=1)
     return reduce(trace.isl, trace.osl, classes, cached, trace.note()), hits
+
+
+def to_requests(trace: Trace, hits: PrefixHits | None = None, speed: float = 1.0) -> Requests:
+    """Returns a trace to be replayed by `perfmodel.simulate`.
+
+    Args: the trace, with arrivals; cached tokens of each prompt, of all tiers; how many times as
+    fast it is replayed.
+    """
+    if np.any(np.isnan(trace.arrival)):
+        raise InputError(f"{trace.source}: it has no arrivals to replay")
+    if not speed > 0.0:
+        raise InputError(f"speed: must be more than 0, not {speed:g}")
+    cached = np.zeros(len(trace)) if hits is None else np.sum(hits.cached, axis=1)
+    return Requests(trace.arrival / speed, trace.isl, trace.osl, cached)
 
 
 @functools.cache

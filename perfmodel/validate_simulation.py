@@ -154,9 +154,10 @@ def replay(run: Run, rows: pd.DataFrame, factor: float = 1.0) -> Outcome:
     kind, engine = precision("bf16"), load_engine("vllm").engine
     grid = step_grid(machine, network, run.plan, kind, engine)
     grid = eqx.tree_at(lambda g: g.seconds, grid, grid.seconds * factor)
-    load = Load(float(rows["input_tokens"].mean()), float(rows["output_tokens"].mean()))
+    means = [np.mean(rows[name].to_numpy(float)) for name in ("input_tokens", "output_tokens")]
+    load = Load(float(means[0]), float(means[1]))
     numbers = traced((machine, network, load, run.plan, kind, engine))
-    given = float(rows["kv_cache_tokens"].iloc[0])
+    given = float(rows["kv_cache_tokens"].to_numpy(float)[0])
     room = float(kv_tokens(*numbers)) if math.isnan(given) else given
     scheduler = Scheduler(
         run.places, CHUNK, math.floor(room / 16), 16.0, float(engine.request_time),
@@ -213,9 +214,9 @@ def _runs_table(table: pd.DataFrame) -> list[str]:
     names = ["run", "times", "of", "mean", "P50", "P90", "error", "bias"]
     lines = [_line([*names]), _line(["---"] * len(names))]
     for run in RUNS:
-        rows = table[table["chip"] == run.label].reset_index(drop=True)
+        rows = table.iloc[np.flatnonzero(table["chip"] == run.label)]
         as_is = replay(run, rows)
-        real = float(rows["tpot_ms"].mean()) * 1e-3
+        real = float(np.mean(rows["tpot_ms"].to_numpy(float))) * 1e-3
         factor = 1.0
         for _ in range(4):
             factor *= real / float(np.nanmean(replay(run, rows, factor).tpot))
@@ -272,43 +273,46 @@ errors are of closed forms in per cent of the simulated mean: of `perfmodel.serv
 of `in_steps` below."""
 
 _STOPS = """\
-**Mean TPOT** of `serving.estimate` is within 1.2 % wherever a prompt is one or two chunks. It is 5
-to 6 % low for prompts of four chunks and outputs of 200 tokens, from half load on, because the share
-of chunk steps is corrected by seconds spent before the first token.
+**Mean TPOT** of `serving.estimate` is within 1.2 % below 80 % load where a prompt is one or two
+chunks. It is 5 to 6 % low for prompts of four chunks and outputs of 200 tokens, from half load on,
+because the share of chunk steps is corrected by seconds spent before the first token.
 
 **Mean TTFT** is within 8 % to about a fifth of the load, or a third for prompts of one chunk, and
 then too long: +20 % at half load for prompts of two chunks and more, +65 % at 0.83, three times as
 long where prompts that share a step saturate it. The cause is one: the loop is counted in seconds.
-A step that carries a chunk lasts several times as long, but it still ends one token of each request;
-so requests come back by the number of steps, and the queue is shorter than their seconds suggest.
+A step that carries a chunk lasts several times as long, but it still ends one token of each
+request; so requests come back by the number of steps, and the queue is shorter than their seconds
+suggest.
 
 **Counted in steps** (`perfmodel.validate_simulation.in_steps`) the same queue gives TPOT within
-0.8 % and TTFT within 5 % below 80 % load, but for prompts far shorter than a chunk, where 7 % are
-left: there TTFT is little more than the profile's request time and the wait for a step, and requests
-of a closed loop arrive in step with it. Near and past saturation by long prompts both forms are
-rough (+25 % at load 1). `serving.estimate` does not use this form yet: its engine profiles are
-fitted with the other.
+0.8 % and TTFT within 5 % below 80 % load (9 % at 0.80), but for prompts far shorter than a chunk,
+where 7 % are left: there TTFT is little more than the profile's request time and the wait for a
+step, and requests of a closed loop arrive in step with it. Near and past saturation by long
+prompts both forms are rough (+25 % at load 1). `serving.estimate` does not use this form yet: its
+engine profiles are fitted with the other.
 
 Requests that start together and have one length stay in step for ever, in this simulation as on
-real engines: outputs must differ for means to be those of random traffic. How much they differ is of
-no matter (±20 % or ±90 %)."""
+real engines: outputs must differ for means to be those of random traffic. How much they differ is
+of no matter (±20 % or ±90 %)."""
 
 _RUNS = """\
 vLLM 0.19, 300 requests each with ShareGPT-like lengths at about ten a second (LLMServingSim's
-published runs; MIT). Simulated / measured; error and bias are the median |error| and median error of
-single requests, in per cent. Llama-3.1-8B ran on one RTX 4090 with room for 41,408 tokens, so most
-of TTFT is waiting and requests are preempted; Qwen3-30B-A3B on two RTX PRO 6000, each with requests
-of its own and half of the experts. Nothing was fitted to these runs. The second pair of rows of each
-scales every step time by the one number that makes the mean TPOT right: what is left is the
-scheduler's error."""
+published runs; MIT). Simulated / measured; error and bias are the median |error| and median error
+of single requests, in per cent. Llama-3.1-8B ran on one RTX 4090 with room for 41,408 tokens, so
+most of TTFT is waiting and requests are preempted; Qwen3-30B-A3B on two RTX PRO 6000, each with
+requests of its own and half of the experts. Nothing was fitted to these runs. The second pair of
+rows of each scales every step time by the one number that makes the mean TPOT right: what is left
+is the scheduler's error."""
 
 _READ = """\
 **The scheduler is right:** with step times of the right mean, the wait of each of 300 requests in
 front of a full RTX 4090 is within 2 % in the median, preemptions included. **Step times are not:**
-they are a third too long on the RTX 4090, whose kernel constants are an L40S's (0.82 of the bandwidth
-and 0.61 of the peak, at which a step alone takes 22.4 ms where 17 to 18 were measured), and 14 % too
-short for experts over two RTX PRO 6000, whose ranks also wait for each other's prompts (below). Short
-TTFT without queues depends on the profile's request time, fitted to loaded servers of other chips."""
+they are a third too long on the RTX 4090, whose kernel constants are an L40S's (0.82 of the
+bandwidth and 0.61 of the peak; the last request, for the most part alone, took 21.7 ms a token
+where 26.4 are predicted, and 15.9 is the weights over the data sheet's bandwidth), and 14 % too
+short for experts over two RTX PRO 6000, whose ranks also wait for each other's prompts (below).
+Short TTFT without queues depends on the profile's request time, fitted to loaded servers of other
+chips."""
 
 _LIMITS = """\
 ## What it does not follow
@@ -321,8 +325,8 @@ _LIMITS = """\
   recurrent states make short requests heavier and long ones lighter than that.
 - A request is admitted when its whole prompt fits, and one that could never end is turned away;
   vLLM admits a first chunk and stops at the longest context.
-- Cached prompt tokens are given with the request (`perfmodel.traces.prefix_hits`); the cache is not
-  simulated along, and what all share is stored once, outside the pool.
+- Cached prompt tokens are given with the request (`perfmodel.traces.prefix_hits`); the cache is
+  not simulated along, and what all share is stored once, outside the pool.
 - In front of a prefill pool requests are served in the order they came, and each decoding replica
   has prefill servers of its own; prompts of that pool are computed one at a time.
 - Drafts: steps are not taken together, so that runs take as many turns as there are cycles.

@@ -212,3 +212,13 @@ def test_a_trace_becomes_classes_with_its_hits():
     assert "150 requests" in mix.note
     with pytest.raises(InputError, match="nearest: mooncake-conversation"):
         traces.excerpt("mooncake-conversatio")
+
+
+def test_a_trace_is_replayed():
+    trace = traces.excerpt("mooncake-conversation")
+    hits = prefix_hits(trace, [1e6])
+    r = traces.to_requests(trace, hits, speed=2.0)
+    assert r.arrival[-1] == trace.arrival[-1] / 2 and np.all(r.cached < r.isl)
+    assert np.sum(r.cached) / np.sum(r.isl) == pytest.approx(hits.share[0])
+    with pytest.raises(InputError, match="no arrivals"):
+        traces.to_requests(traces.excerpt("arxiv"))
