@@ -184,10 +184,13 @@ def _replay(design: Design, places: int) -> _State:
         running = (s.state == PREFILL) | (s.state == DECODE) | (s.state == HELD)
         return jnp.where(running, blocks(tokens), 0.0)
 
+    def allowed(s: _State) -> Array:
+        """How many requests have been sent; in an open loop all are from the start."""
+        return jnp.where(closed, jnp.minimum(count, design.concurrency + s.ended), s.released)
+
     def release(s: _State) -> _State:
-        allowed = jnp.where(closed, jnp.minimum(count, design.concurrency + s.ended), 0)
         return jax.lax.while_loop(
-            lambda s: s.released < allowed, lambda s: _release(design, s, s.now), s
+            lambda s: s.released < allowed(s), lambda s: _release(design, s, s.now), s
         )
 
     def preempt(s: _State) -> tuple[_Slots, Array]:
@@ -338,6 +341,8 @@ def _replay(design: Design, places: int) -> _State:
             )
             until = jnp.minimum(upper, jnp.ceil(gap / jnp.maximum(longer, once)))
             jump = jnp.where(waiting & ~stuck, until, jump)
+            # What was turned away just now has sent for another.
+            jump = jnp.where(s.released < allowed(s), 1.0, jump)
             jump = jnp.where((tokens > 0) | (sequences == 0), 1.0, jnp.maximum(jump, 1.0))
             middle = context + 0.5 * (jump - 1.0) * growth
             mean = design.grid.time(sequences, middle, tokens, prior, ends)
