@@ -324,7 +324,7 @@ _LIMITS = """\
 - Pages are of the bytes that a request of the mean length holds a token. Sliding windows and
   recurrent states make short requests heavier and long ones lighter than that.
 - A request is admitted when its whole prompt fits, and one that could never end is turned away;
-  vLLM admits a first chunk and stops at the longest context.
+  engines may admit a first chunk alone, and stop at the longest context.
 - Cached prompt tokens are given with the request (`perfmodel.traces.prefix_hits`); the cache is
   not simulated along, and what all share is stored once, outside the pool.
 - In front of a prefill pool requests are served in the order they came, and each decoding replica
