@@ -6,6 +6,7 @@ that were measured request by request (columns as LLMServingSim publishes them).
 
 import argparse
 import math
+import textwrap
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,6 +31,14 @@ CHUNK = 2048
 COUNT = 3000
 SPREADS = {"±20 %": (0.8, 1.2), "±90 %": (0.1, 1.9)}
 """How far outputs are spread, evenly, around the mean."""
+
+SETS = (
+    ("Llama-3.3-70B, fp8, eight H100, vLLM", "llama-3.3-70b", "h100", "fp8", "vllm", 8),
+    ("Llama-3.1-8B, bf16, one H100, vLLM", "llama-3.1-8b", "h100", "bf16", "vllm", 1),
+    ("Llama-3.3-70B, fp8, four B200, SGLang", "llama-3.3-70b", "b200", "fp8", "sglang", 4),
+)
+"""What is compared: title, network, chip, formats, engine profile, tensor-parallel degree. The form
+of `in_steps` was chosen with the first in view."""
 
 _estimate = jax.jit(serving.estimate)
 
@@ -74,14 +83,14 @@ def in_steps(
 
 class Point(NamedTuple):
     """One closed loop: `load`, the share of time in which steps carry a prompt; TPOT and TTFT [s]
-    of `perfmodel.serving`, of `in_steps`, and as simulated."""
+    of `perfmodel.serving`, of `in_steps` where it holds, and as simulated."""
 
     isl: int
     osl: int
     batch: int
     load: float
     closed: tuple[float, float]
-    stepwise: tuple[float, float]
+    stepwise: tuple[float, float] | None
     found: tuple[tuple[float, float], ...]
 
 
@@ -114,12 +123,13 @@ def closed_loops(model: str, chip: str, formats: str, engine: str, tp: int) -> l
         means = [outcome.steady(0.25).summary() for outcome in both]
         chunks = math.ceil(isl / CHUNK)
         grid = cases[place * len(SPREADS)].grid
+        holds = bool(found.admitted >= batch) and not serves.exclusive
         each = grid.time(found.running - 1, isl + osl / 2, isl / chunks, isl / 2, 1 / chunks)
         points.append(
             Point(
                 isl, osl, batch, float(found.request_rate * chunks * each),
                 (float(found.tpot), float(found.ttft)),
-                in_steps(grid, serves, isl, osl, batch, CHUNK),
+                in_steps(grid, serves, isl, osl, batch, CHUNK) if holds else None,
                 tuple((mean["tpot_mean"], mean["ttft_mean"]) for mean in means),
             )
         )  # fmt: skip
@@ -189,9 +199,35 @@ def _loops_table(points: list[Point]) -> list[str]:
         cells += [
             ", ".join(_percent(p.closed[what], found[what]) for found in p.found) for what in (0, 1)
         ]
-        cells += [_percent(p.stepwise[what], p.found[0][what]) for what in (0, 1)]
+        cells += [
+            "–" if p.stepwise is None else _percent(p.stepwise[what], p.found[0][what])
+            for what in (0, 1)
+        ]
         lines.append(_line(cells))
     return lines
+
+
+def _told(points: list[Point]) -> str:
+    """Returns the errors of both forms below 80 % load, in a sentence."""
+    light = [p for p in points if p.load < 0.8 and p.stepwise is not None]
+    light = light or [p for p in points if p.load < 0.8]
+    told = []
+    for name, forms in (
+        ("`serving.estimate`", [p.closed for p in light]),
+        ("In steps", [p.stepwise for p in light]),
+    ):
+        sizes = [
+            [100 * abs(form[what] / p.found[0][what] - 1) for form, p in pairs]
+            for pairs in [[(f, p) for f, p in zip(forms, light, strict=True) if f is not None]]
+            for what in (0, 1)
+        ]
+        if sizes[0]:
+            tpot, ttft = ((np.median(size), max(size)) for size in sizes)
+            told.append(
+                f"{name}: TPOT off by {tpot[0]:.1f} % in the median, {tpot[1]:.1f} % at most; TTFT "
+                f"by {ttft[0]:.1f} % and {ttft[1]:.0f} %."
+            )
+    return f"Below 80 % load, {len(light)} rows. " + " ".join(told)
 
 
 def _errors(outcome: Outcome, rows: pd.DataFrame) -> dict[str, list[object]]:
@@ -231,10 +267,11 @@ def _runs_table(table: pd.DataFrame) -> list[str]:
 def text(runs: pd.DataFrame | None) -> str:
     """Returns the page."""
     lines = [_INTRODUCTION, "## Beside the closed forms", "", _LOOPS, ""]
-    for chip, tp in (("h100", 8),):
-        points = closed_loops("llama-3.3-70b", chip, "fp8", "vllm", tp)
-        lines += _loops_table(points)
-    lines += ["", _STOPS, ""]
+    for title, model, chip, formats, engine, tp in SETS:
+        points = closed_loops(model, chip, formats, engine, tp)
+        told = textwrap.fill(_told(points), 99)
+        lines += [f"### {title}", "", *_loops_table(points), "", told, ""]
+    lines += ["### Where they stop", "", _STOPS, ""]
     if runs is not None:
         lines += ["## Beside measured runs", "", _RUNS, "", *_runs_table(runs), "", _READ, ""]
     return "\n".join([*lines, _LIMITS])
@@ -266,34 +303,36 @@ plainly, one step at a time.
 """
 
 _LOOPS = """\
-Llama-3.3-70B in fp8 on eight H100 (TP8), the `vllm` profile, prompts of one length, outputs spread
-evenly around their mean by 20 or 90 %, 3,000 requests of which the first and last quarter are left
-out. `load` is the share of time in which steps carry a prompt; times are simulated (±20 %), and
-errors are of closed forms in per cent of the simulated mean: of `perfmodel.serving.estimate`, and
-of `in_steps` below."""
+Prompts of one length, outputs spread evenly around their mean by 20 or 90 %, chunks of 2,048
+tokens, 3,000 requests of which the first and last quarter are left out. `load` is the share of
+time in which steps carry a prompt; times are simulated (±20 %), and errors are of closed forms
+in per cent of the simulated mean: of `perfmodel.serving.estimate`, and of `in_steps` below."""
 
 _STOPS = """\
-**Mean TPOT** of `serving.estimate` is within 1.2 % below 80 % load where a prompt is one or two
-chunks. It is 5 to 6 % low for prompts of four chunks and outputs of 200 tokens, from half load on,
-because the share of chunk steps is corrected by seconds spent before the first token.
+**Mean TPOT** of `serving.estimate` stops at prompts of four chunks with outputs of 200 tokens:
+from half load on it is 2 to 6 % low, because the share of chunk steps is corrected by seconds
+spent before the first token. Past 80 % load up to 8 % are left.
 
-**Mean TTFT** is within 8 % to about a fifth of the load, or a third for prompts of one chunk, and
-then too long: +20 % at half load for prompts of two chunks and more, +65 % at 0.83, three times as
-long where prompts that share a step saturate it. The cause is one: the loop is counted in seconds.
+**Mean TTFT** of `serving.estimate` stops at a quarter of the load for prompts of two chunks and
+more, and then is too long: by 5 to 25 % at half load, 25 to 65 % at 0.7 to 0.8. Prompts of one
+chunk are within 10 % up to 0.6; where prompts that share a step saturate it, TTFT may be three
+times as long as simulated, or less than half. The cause is one: the loop is counted in seconds.
 A step that carries a chunk lasts several times as long, but it still ends one token of each
-request; so requests come back by the number of steps, and the queue is shorter than their seconds
-suggest.
+request; so requests come back by the number of steps, and the queue is shorter than their
+seconds suggest.
 
-**Counted in steps** (`perfmodel.validate_simulation.in_steps`) the same queue gives TPOT within
-0.8 % and TTFT within 5 % below 80 % load (9 % at 0.80), but for prompts far shorter than a chunk,
-where 7 % are left: there TTFT is little more than the profile's request time and the wait for a
-step, and requests of a closed loop arrive in step with it. Near and past saturation by long
-prompts both forms are rough (+25 % at load 1). `serving.estimate` does not use this form yet: its
-engine profiles are fitted with the other.
+**Counted in steps** (`perfmodel.validate_simulation.in_steps`) the same queue gives what the
+last two columns say. It was chosen among three variants with the first table in view; the
+second was looked at afterwards. What is left below 80 % load is with prompts far shorter than a
+chunk, where TTFT is little more than the profile's request time and the wait for a step, with
+which a closed loop's requests arrive in step. Near and past saturation by long prompts both
+forms are rough (20 to 30 % at load 1). It says nothing where keys and values limit the batch,
+nor of engines that compute prompts in steps of their own (–). `serving.estimate` does not use
+it: the engine profiles are fitted with the other form.
 
-Requests that start together and have one length stay in step for ever, in this simulation as on
-real engines: outputs must differ for means to be those of random traffic. How much they differ is
-of no matter (±20 % or ±90 %)."""
+Requests that start together and have one length stay in step for ever: outputs must differ for
+means to be those of random traffic. How much they differ matters little where requests are not
+slowed by it (±20 % or ±90 %)."""
 
 _RUNS = """\
 vLLM 0.19, 300 requests each with ShareGPT-like lengths at about ten a second (LLMServingSim's
@@ -305,14 +344,15 @@ rows of each scales every step time by the one number that makes the mean TPOT r
 is the scheduler's error."""
 
 _READ = """\
-**The scheduler is right:** with step times of the right mean, the wait of each of 300 requests in
-front of a full RTX 4090 is within 2 % in the median, preemptions included. **Step times are not:**
-they are a third too long on the RTX 4090, whose kernel constants are an L40S's (0.82 of the
+**Queueing is right:** with step times of the right mean, the wait of each of 300 requests in
+front of a full RTX 4090 is within 2 % in the median, preemptions included. **Step times are
+not:** they are a third too long on the RTX 4090 and 14 % too short for experts over two RTX PRO
+6000. Likely causes, not tested: the RTX 4090 borrows an L40S's kernel constants (0.82 of the
 bandwidth and 0.61 of the peak; the last request, for the most part alone, took 21.7 ms a token
-where 26.4 are predicted, and 15.9 is the weights over the data sheet's bandwidth), and 14 % too
-short for experts over two RTX PRO 6000, whose ranks also wait for each other's prompts (below).
-Short TTFT without queues depends on the profile's request time, fitted to loaded servers of other
-chips."""
+where 26.4 are predicted, and 15.9 is the weights over the data sheet's bandwidth); ranks that
+share experts wait for each other's prompts (below). TTFT without a queue, as most of it is on
+the RTX PRO 6000, stays 15 to 31 % too long: request time and admission of the profile are
+fitted to loaded servers of other chips."""
 
 _LIMITS = """\
 ## What it does not follow
