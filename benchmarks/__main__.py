@@ -17,6 +17,7 @@ NAMES = {
     "gradient": "gradients per second",
     "frontier": "the main job as a command",
     "compiles": "programs compiled for the whole catalogue",
+    "simulation": "10,000 requests, one by one",
     "loading": "what every command pays",
     "accuracy": "held-out error of the code timed above",
 }
