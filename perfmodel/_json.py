@@ -157,6 +157,8 @@ def system(found: "xr.Dataset") -> dict[str, Any]:
         "link_load": plain(links),
         "tpot_parts_s": plain(parts),
         "margins": plain(margins),
+        **({"classes": rows(found, "class")} if "class" in found.coords else {}),
+        **({"simulated": rows(found, "statistic")} if "statistic" in found.coords else {}),
     }
 
 

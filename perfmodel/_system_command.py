@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     import xarray as xr
 
     from perfmodel.systems import Scheduling
+    from perfmodel.traffic import Mix
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +31,9 @@ class Asked:
     batching: str = "continuous"
     kv: str = ""
     classes: list[str] = dataclasses.field(default_factory=list)
+    trace: str | None = None
+    cache_tokens: str | None = None
+    simulate: int = 0
 
 
 def numbers(text: str | None, option: str) -> list[float] | None:
@@ -95,9 +99,21 @@ def run(asked: Asked, **options: Any) -> "xr.Dataset":
     from perfmodel import systems
 
     network, pools, base, extra = _read(asked)
-    return systems.serve(
-        network, pools, base=base, micro=float(asked.micro_batches), **extra, **options
+    where, named = systems.table(pools, base)
+    batch = options.pop("batch")
+    made = systems.ask(
+        network, named, where, batch=batch, micro=float(asked.micro_batches), **extra, **options
     )
+    found = systems.dataset(made, systems.evaluate(made), batch)
+    mix = _traffic(asked)
+    if mix is not None and mix.note:
+        found = found.assign_attrs(traffic=mix.note)
+    if not asked.simulate:
+        return found
+    from perfmodel import percentiles
+
+    followed = percentiles.percentiles(made, batch, requests=max(asked.simulate, 10))
+    return found.merge(followed, combine_attrs="override")
 
 
 def frontier(asked: Asked, chips: list[str], plain: dict[str, Any], **options: Any) -> "xr.Dataset":
@@ -147,6 +163,25 @@ def size(asked: Asked, chips: list[str], **options: Any) -> "xr.Dataset":
     return system_search.beside(found)
 
 
+_TRACE_CLASSES = 16
+"""Classes that a trace is reduced to; docs/traffic.md says what they lose."""
+
+
+def _traffic(asked: Asked) -> "Mix | None":
+    """Returns the kinds of requests asked for, None where they are all alike."""
+    from perfmodel import traces, traffic
+
+    if asked.trace is None:
+        if asked.cache_tokens is not None:
+            raise InputError("--cache-tokens: of a trace that names its blocks (--trace FILE)")
+        return traffic.parse(asked.classes) if asked.classes else None
+    if asked.classes:
+        raise InputError("--trace and --class: one of them")
+    tiers = numbers(asked.cache_tokens, "--cache-tokens") or []
+    mix, _ = traces.to_classes(traces.read(asked.trace), _TRACE_CLASSES, tiers)
+    return mix
+
+
 def _chip(pool: Any) -> str:
     return str(pool).partition(":")[0] if isinstance(pool, str) else str(pool.chip)
 
@@ -185,10 +220,8 @@ def _read(asked: Asked) -> tuple[Any, dict[str, Any], Any, dict[str, Any]]:
     if asked.link is not None:
         between = systems.link(bandwidth(asked.link), None)
         extra["links"] = Links(between, between, between)
-    if asked.classes:
-        from perfmodel import traffic
-
-        mix = traffic.parse(asked.classes)
+    mix = _traffic(asked)
+    if mix is not None:
         parts = mix.traffic
         extra["classes"] = systems.Classes(
             mix.names, parts.isl, parts.osl, parts.cached, parts.weight

@@ -165,6 +165,11 @@ def _exponent(text: str) -> float | None:
     )
 
 
+def _is_table(text: str) -> bool:
+    """Returns whether `--trace` names a table of requests, not a function."""
+    return Path(text).suffix in (".csv", ".parquet", ".jsonl", ".ndjson") or Path(text).is_file()
+
+
 def _kv(text: str | None) -> tuple[str | None, str]:
     """Returns the format of the KV cache, and how its memory is given out ("" where not said)."""
     parts = [part.strip() for part in (text or "").split(",") if part.strip()]
@@ -273,6 +278,16 @@ def estimate(
         ),
     ] = "continuous",
     classes: _Classes = None,
+    cache_tokens: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TOKENS[,TOKENS…]",
+            help="Size of a prefix cache for a trace that names its blocks, tier by tier.",
+        ),
+    ] = None,
+    simulate: Annotated[
+        int, typer.Option(metavar="REQUESTS", help="Follow so many requests, for percentiles.")
+    ] = 0,
     engine: _Engine = "neutral",
     chunk: Annotated[
         int | None, typer.Option(help="Most prompt tokens in a step.", show_default="the engine's")
@@ -308,7 +323,8 @@ def estimate(
     trace: Annotated[
         str | None,
         typer.Option(
-            metavar="MODULE:FUNCTION", help="Time a JAX function of your own on CHIP instead."
+            metavar="MODULE:FUNCTION|FILE",
+            help="Time a JAX function of your own on CHIP instead; or requests of a trace.",
         ),
     ] = None,
     shape: Annotated[
@@ -341,7 +357,10 @@ def estimate(
     """
     named = {"prefill": prefill, "decode": decode, "attention": attention, "ffn": ffn}
     kv, policy = _kv(kv)
-    scheduled = (batching != "continuous", policy not in ("", "paged"), bool(classes))
+    scheduled = (
+        batching != "continuous", policy not in ("", "paged"), bool(classes), trace is not None,
+        simulate > 0,
+    )  # fmt: skip
     if any(named.values()) or draft is not None or any(scheduled):
         from perfmodel import _system_command
 
@@ -353,7 +372,8 @@ def estimate(
             model=model, chip=chip, pools={k: v for k, v in named.items() if v is not None},
             draft=draft, draft_tokens=draft_tokens, acceptance=acceptance,
             accepted_length=accepted_length, micro_batches=micro_batches, link=link,
-            batching=batching, kv=policy, classes=classes or [],
+            batching=batching, kv=policy, classes=classes or [], trace=trace,
+            cache_tokens=cache_tokens, simulate=simulate,
             base=dict(tp=tp, pp=pp, ep=ep, attention_dp=attention_dp, regions=regions,
                       replicas=replicas, chunk=chunk, weights=weights, activations=activations,
                       kv=kv),
@@ -378,7 +398,7 @@ def estimate(
         if not bool(found["feasible"]):
             raise Infeasible(str(found["binding"].item()))
         return
-    if trace is not None:
+    if trace is not None and not _is_table(trace):
         _estimate_function(context, trace, shape or [], model, json)
         return
     if shape:

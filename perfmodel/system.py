@@ -64,7 +64,7 @@ from perfmodel.serving import (
     taken,
     variability,
 )
-from perfmodel.step import Shard, Step
+from perfmodel.step import Chunk, Shard, Step
 
 STATIONS = ("prefill", "attention", "ffn", "draft", "kv link", "activation link", "draft link")
 """What can be busy, in the order of `SystemEstimate.load`."""
@@ -461,6 +461,14 @@ def _hand_over(system: System, model: Model, prefill: Prefill) -> tuple[Array, A
     between = sent * link.seconds_per_byte
     leaving = maximum(sent * inverse(ports(first)) * link.ports, between)
     return leaving, maximum(taken * inverse(ports(attention)) * link.ports, between)
+
+
+def hand_over_seconds(system: System, model: Model, tokens: Real) -> tuple[float, float]:
+    """Returns the time of the keys of some prompt tokens over the link, and its latency [s]."""
+    zero = as_real(0.0)
+    prompt = Prefill(zero, Chunk(zero, zero, zero), as_real(tokens))
+    ends = _hand_over(system, model, prompt)
+    return float(maximum(*ends)), float(system.links.kv.latency)
 
 
 def _handed(
