@@ -4,10 +4,28 @@ from collections.abc import Sequence
 
 import equinox as eqx
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 from jaxtyping import Float, Int
 
 from perfmodel.errors import InputError
+
+
+def write_from(held: Array, new: Array, start: Int[Array, ""]) -> Array:
+    """Returns what is held, [batch, slots, ...], with new tokens from place `start` on."""
+    return lax.dynamic_update_slice_in_dim(held, new.astype(held.dtype), start, 1)
+
+
+def check_room(new: int, slots: int, window: int | None, capacity: int) -> None:
+    """Raises where new tokens overwrite vectors that the first of them still see."""
+    room = slots if slots == capacity or window is None else slots - window + 1
+    if new > room:
+        raise InputError(f"cache: has room for {room} tokens at once, not {new}")
+
+
+def slot_places(slots: int, end: Int[Array, ""]) -> Int[Array, " slots"]:
+    """Returns which token each slot holds once `end` are written; negative where none."""
+    last = end - 1
+    return last - (last - jnp.arange(slots)) % slots
 
 
 class LayerCache(eqx.Module):
@@ -33,10 +51,7 @@ class LayerCache(eqx.Module):
         first of them still see: an `InputError`.
         """
         new = keys.shape[1]
-        whole = self.slots == self.capacity or self.window is None
-        room = self.slots if whole else self.slots - (self.window or 0) + 1
-        if new > room:
-            raise InputError(f"cache: has room for {room} tokens at once, not {new}")
+        check_room(new, self.slots, self.window, self.capacity)
         at = (start + jnp.arange(new)) % self.slots
         return LayerCache(
             self.keys.at[:, at].set(keys),
@@ -47,8 +62,41 @@ class LayerCache(eqx.Module):
 
     def places(self, end: Int[Array, ""]) -> Int[Array, " slots"]:
         """Returns which token each slot holds once `end` are written; negative where none."""
-        last = end - 1
-        return last - (last - jnp.arange(self.slots)) % self.slots
+        return slot_places(self.slots, end)
+
+
+class BlockCache(eqx.Module):
+    """Keys and values of a layer that sees chosen blocks, and the keys of its indexer.
+
+    Ranks share out the former by kv heads; index keys are on every rank.
+    """
+
+    layer: LayerCache
+    index: Float[Array, "batch slots width"]
+
+
+class Entries(eqx.Module):
+    """Entries of groups of tokens, and what their compressor holds of the last tokens.
+
+    Values and weights are in 32 bits, those of token p in place p mod `held`.
+    """
+
+    entries: Float[Array, "batch entries width"]
+    values: Float[Array, "batch held columns"]
+    weights: Float[Array, "batch held columns"]
+
+
+class CompressedCache(eqx.Module):
+    """Vectors of a window, token p in slot p mod slots, and entries: whole on every rank.
+
+    `keys` are the smaller entries that an indexer scores.
+    """
+
+    near: Float[Array, "batch slots width"]
+    entries: Entries | None
+    keys: Entries | None
+    window: int = eqx.field(static=True)
+    capacity: int = eqx.field(static=True)
 
 
 class LatentCache(eqx.Module):
@@ -69,5 +117,5 @@ class Cache(eqx.Module):
     """
 
     tokens: Int[Array, ""]
-    layers: Sequence[LayerCache | LatentCache]
+    layers: Sequence[LayerCache | LatentCache | BlockCache | CompressedCache]
     capacity: int = eqx.field(static=True)

@@ -14,16 +14,12 @@ from jaxtyping import Bool, Float, Int
 from perfmodel.errors import InputError
 from perfmodel.models.mla import Indexer, LatentAttention
 from perfmodel.models.networks.attention import rotate, visible
-from perfmodel.models.networks.cache import LatentCache
+from perfmodel.models.networks.cache import LatentCache, write_from
 from perfmodel.models.networks.norms import Norm, rms_norm
 from perfmodel.models.networks.weights import Weights, sum_ranks, whole
 
 _BLOCK = 128
 _FP8 = jnp.float8_e4m3fn
-
-
-def _write(held: Array, new: Array, start: Int[Array, ""]) -> Array:
-    return lax.dynamic_update_slice_in_dim(held, new.astype(held.dtype), start, 1)
 
 
 def quantise(x: Float[Array, "... width"]) -> tuple[Array, Float[Array, "... blocks"]]:
@@ -147,10 +143,13 @@ class LatentSelfAttention(nnx.Module):
         latents = self._latents(x, places)
         keys = None if self.index is None else self.index.keys(x, places)
         if cache is not None:
-            latents = _write(cache.latents, latents, start)
+            latents = write_from(cache.latents, latents, start)
             if keys is not None:
                 assert cache.keys is not None and cache.scales is not None
-                keys = (_write(cache.keys, keys[0], start), _write(cache.scales, keys[1], start))
+                keys = (
+                    write_from(cache.keys, keys[0], start),
+                    write_from(cache.scales, keys[1], start),
+                )
         held = None if cache is None else LatentCache(latents, *(keys or ()))
         if self.index is not None and keys is not None:
             chosen, seen = self.index(x, inner, places, *keys)

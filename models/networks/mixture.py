@@ -53,7 +53,7 @@ class Mixture(nnx.Module):
         shape, hidden = x.shape, x.shape[-1]
         x = x.reshape(-1, hidden)
         shares, chosen = self.route(x)
-        y = self._experts(x, shares, chosen)
+        y = self.experts(x, shares, chosen)
         gate = jnp.ones((), x.dtype)
         if self.shared is not None:
             if self.shared_gate is not None:
@@ -66,7 +66,7 @@ class Mixture(nnx.Module):
             y = y + gate * self.shared.down_bias[...]
         return y.reshape(shape)
 
-    def _experts(self, x: Array, shares: Array, chosen: Array) -> Float[Array, "tokens hidden"]:
+    def experts(self, x: Array, shares: Array, chosen: Array) -> Float[Array, "tokens hidden"]:
         """Returns the sum over each token's experts of what this rank's part of them adds."""
         experts, hidden, gates, inner = self.up.shape
         flat = chosen.reshape(-1)
