@@ -77,7 +77,11 @@ class HyperConnections(eqx.Module):
     def operators(
         self, hidden: Real, sublayers: Real, step: Step, precision: Precision
     ) -> Operators:
-        """Returns the operators around all sublayers, each token on every rank of its group."""
+        """Returns the operators around all sublayers and before the output head.
+
+        Each token is on every rank of its group. Source: inference code of DeepSeek-V4 (classes
+        Block and ParallelHead).
+        """
         group, n = f"{step.phase}/rest", self.streams
         return (
             Matmul(
@@ -88,5 +92,13 @@ class HyperConnections(eqx.Module):
             Vector(
                 "stream_mixing", group, step.rows, (2 * n + 1) * hidden, (n + 1) * hidden,
                 (4 * n + 2 * n * n) * hidden, launches=2, count=sublayers,
+            ),
+            # Before the output head, of all tokens: those with logits are chosen after it.
+            Matmul(
+                "stream_head", group, step.rows, n, n * hidden, _FP32, 2, precision.head_kernel,
+                result_bytes=_FP32,
+            ),
+            Vector(
+                "stream_sum", group, step.rows, n * hidden, hidden, 2 * n * hidden, launches=1,
             ),
         )  # fmt: skip

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from perfmodel.errors import InputError
 from perfmodel.models import networks
 from perfmodel.models.attention import GroupedQueryAttention
 from perfmodel.models.block_sparse import BlockIndexer, BlockSparseAttention
@@ -81,7 +80,7 @@ KINDS: dict[str, tuple[Model, tuple[int, ...] | None]] = {
             Block(1, CompressedAttention(**COMPRESSED)),
             Block(1, SPARSE),
             Block(1, CompressedAttention(**COMPRESSED, ratio=3)),
-            Block(3, SWIGLU),
+            Block(1, SWIGLU),
             streams=HyperConnections(3),
         ),
         None,
