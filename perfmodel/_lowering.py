@@ -339,7 +339,9 @@ _FREE = frozenset(
     "random_wrap random_unwrap".split()
 )
 # Element-wise steps that only move or relabel: no operation.
-_MOVING = frozenset("convert_element_type concatenate stack pad iota full real imag complex".split())
+_MOVING = frozenset(
+    "convert_element_type concatenate stack pad iota full real imag complex".split()
+)
 _POINTWISE = frozenset(
     "abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil "
     "clamp conj cos cosh digamma div eq eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt igamma "
