@@ -9,13 +9,17 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from perfmodel.errors import InputError
 from perfmodel.models import networks
 from perfmodel.models.attention import GroupedQueryAttention
 from perfmodel.models.block_sparse import BlockIndexer, BlockSparseAttention
 from perfmodel.models.compressed import CompressedAttention
 from perfmodel.models.mla import Indexer
 from perfmodel.models.mlp import MixtureOfExperts, Mlp
+from perfmodel.models.networks.compressed import Compressor
 from perfmodel.models.networks.parallel import AXIS
+from perfmodel.models.networks.residuals import StreamMixing
+from perfmodel.models.networks.weights import Weights
 from perfmodel.models.streams import BlockResiduals, HyperConnections
 from perfmodel.models.transformer import Block, Model, parameters
 
@@ -34,13 +38,13 @@ def small(*blocks: Block, **fields: Any) -> Model:
     )  # fmt: skip
 
 
-GQA = {"heads": 4, "kv_heads": 2, "head_dim": 8}
-NEAR = {**GQA, "window": 5, "span": "window"}
+GQA: dict[str, Any] = {"heads": 4, "kv_heads": 2, "head_dim": 8}
+NEAR: dict[str, Any] = {**GQA, "window": 5, "span": "window"}
 BESIDE = GroupedQueryAttention(**GQA, qkv_bias=1, output_bias=1, joined=True)
 BLOCKS = BlockSparseAttention(
     **GQA, qk_norm=1, qk_weights=16, index=BlockIndexer(2, 4, blocks=2, size=3)
 )
-COMPRESSED = {
+COMPRESSED: dict[str, Any] = {
     "heads": 4, "width": 8, "rope_width": 4, "q_rank": 6, "groups": 2, "o_rank": 5, "window": 4,
 }  # fmt: skip
 SPARSE = CompressedAttention(**COMPRESSED, ratio=2, index=Indexer(3, 6, 2))
@@ -147,3 +151,103 @@ def test_cache_parts_and_ranks_change_nothing(kind: str) -> None:
     both = compiled(ranks)(parts, tokens)
     np.testing.assert_allclose(both[0], full, atol=1e-4)
     np.testing.assert_allclose(both[1], full, atol=1e-4)
+
+
+# ------------------------------------------------------------------------------------------ by hand
+
+
+def test_entries_by_hand() -> None:
+    """Eleven tokens in groups of four, two series: entry 1 weighs tokens 0 to 7, entry 0 half."""
+    width, ratio, rope = 6, 4, 2
+    layer = Compressor(width, ratio, 2, rope, 16, Weights(nnx.Rngs(0), jnp.float32))
+    x = np.random.default_rng(1).standard_normal((2, 11, 16)).astype(np.float32)
+    found = compiled(lambda x: layer(x, jnp.asarray(0), layer.empty(2, 11)).entries)(x)
+    assert found.shape == (2, 2, width)
+    value, weight, place = (
+        np.asarray(p[...], np.float64) for p in (layer.value, layer.weight, layer.by_place)
+    )
+    for entry in range(2):
+        # Of the group before, the first columns; of its own, the last.
+        tokens = [(t, 0) for t in range(4 * entry - 4, 4 * entry)] if entry else []
+        tokens += [(t, width) for t in range(4 * entry, 4 * entry + 4)]
+        values = np.stack([(x[:, t] @ value)[:, c : c + width] for t, c in tokens], 1)
+        logits = np.stack(
+            [(x[:, t] @ weight + place[t % ratio])[:, c : c + width] for t, c in tokens], 1
+        )
+        shares = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+        made = (shares * values).sum(1)
+        made = made / np.sqrt((made**2).mean(-1, keepdims=True) + 1e-6) * layer.norm[...]
+        # Two rotary elements are one pair, turned by the place of the group's first token.
+        left, right, angle = made[:, 4], made[:, 5], 4 * entry
+        made = np.concatenate(
+            [
+                made[:, :4],
+                (left * np.cos(angle) - right * np.sin(angle))[:, None],
+                (right * np.cos(angle) + left * np.sin(angle))[:, None],
+            ],
+            -1,
+        )
+        np.testing.assert_allclose(found[:, entry], made, atol=1e-5)
+
+
+def test_all_blocks_chosen_are_plain_attention() -> None:
+    """Ten tokens in blocks of three: four blocks are all of them, two are less from the seventh."""
+    plain = GroupedQueryAttention(**GQA)
+    layers = [
+        networks.BlockSelfAttention(
+            BlockSparseAttention(**GQA, index=BlockIndexer(2, 4, blocks=blocks, size=3)),
+            16, True, Weights(nnx.Rngs(0), jnp.float32),
+        )
+        for blocks in (4, 2)
+    ]  # fmt: skip
+    same = networks.SelfAttention(plain, 16, True, Weights(nnx.Rngs(0), jnp.float32))
+    x, start = jax.random.normal(jax.random.key(0), (2, 10, 16)), jnp.asarray(0)
+    full, every, few = compiled(lambda x: [layer(x, start)[0] for layer in (same, *layers)])(x)
+    np.testing.assert_allclose(every, full, atol=1e-5)
+    np.testing.assert_allclose(few[:, :6], full[:, :6], atol=1e-5)
+    assert np.abs(few[:, 6:] - full[:, 6:]).max() > 1e-2
+
+
+def test_streams_are_mixed_and_kept() -> None:
+    """Weights between streams have rows and columns of sum 1, so that their total is kept."""
+    mixing = StreamMixing(HyperConnections(3), 8, Weights(nnx.Rngs(0), jnp.float32))
+    streams = jax.random.normal(jax.random.key(0), (2, 5, 3, 8))
+
+    def around(streams):
+        read, (after, between) = mixing.read(streams)
+        y = jnp.ones_like(read)
+        return read, after, between, mixing.write(streams, y, (after, between))
+
+    read, after, between, written = compiled(around)(streams)
+    assert np.std(read) > 0.1 and (np.asarray(between) > 0).all()
+    np.testing.assert_allclose(np.sum(between, -1), 1, atol=1e-4)
+    np.testing.assert_allclose(np.sum(between, -2), 1, atol=1e-3)
+    total = np.sum(streams, 2) + np.sum(after, -1)[..., None]
+    np.testing.assert_allclose(np.sum(written, 2), total, atol=1e-2)
+
+
+# -------------------------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (small(Block(1, BESIDE)), "nothing follows attention"),
+        (small(Block(1, BESIDE), Block(1, MixtureOfExperts(4, 2, 8))), "by side with mixtures"),
+        (small(Block(1, BESIDE), Block(1, SWIGLU), streams=HyperConnections(2)), "several streams"),
+        (small(Block(1, GroupedQueryAttention(**GQA, cached="earlier"))), "no earlier layer"),
+        (small(Block(1, GroupedQueryAttention(**GQA)), extra_norms=3), "3 norms beyond"),
+        (small(Block(1, MixtureOfExperts(4, 2, 8, normed_apart=True)), extra_norms=4), "without a"),
+        (
+            small(Block(1, BlockSparseAttention(**GQA, index=BlockIndexer(1, 4, 2, 3)))),
+            "1 index heads on 2 kv heads",
+        ),
+        (
+            small(Block(1, CompressedAttention(**{**COMPRESSED, "groups": 3}))),
+            "must be a multiple of 3 groups",
+        ),
+    ],
+)  # fmt: skip
+def test_sizes_that_no_network_has(model: Model, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        networks.abstract(model, tuple(range(len(model.blocks))))

@@ -353,7 +353,7 @@ def rarer_order(model: Model) -> tuple[int, ...]:
     groups=st.integers(1, 9),
     ranks=st.sampled_from([None, 1, 2, 3, 4]),
 )
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=14, deadline=None)
 def test_decoding_of_rarer_kinds_is_what_the_operators_say(
     s: dict[str, Any], batch: int, groups: int, ranks: int | None
 ) -> None:
@@ -369,7 +369,7 @@ def test_decoding_of_rarer_kinds_is_what_the_operators_say(
     cached=st.integers(0, 6),
     ranks=st.sampled_from([None, 2]),
 )
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_prefill_of_rarer_kinds_is_what_the_operators_say(
     s: dict[str, Any], batch: int, new: int, cached: int, ranks: int | None
 ) -> None:

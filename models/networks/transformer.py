@@ -262,14 +262,11 @@ class Decoder(nnx.Module):
         sublayers = _sublayers(model, order, shared, weights)
         self.sublayers = nnx.List(sublayers)
         self.lenders = tuple(_lender(sublayers, i) for i in range(len(sublayers)))
-        several = isinstance(model.streams, HyperConnections)
-        self.streams = whole(model.streams.streams, "streams") if several else 1
-        self.stream_head = StreamHead(model.streams, hidden, weights) if several else None
-        self.sums = (
-            BlockSums(model.streams, hidden, len(sublayers), weights)
-            if isinstance(model.streams, BlockResiduals)
-            else None
-        )
+        several = model.streams if isinstance(model.streams, HyperConnections) else None
+        blocks = model.streams if isinstance(model.streams, BlockResiduals) else None
+        self.streams = 1 if several is None else whole(several.streams, "streams")
+        self.stream_head = None if several is None else StreamHead(several, hidden, weights)
+        self.sums = None if blocks is None else BlockSums(blocks, hidden, len(sublayers), weights)
         if model.streams is not None and any(isinstance(each, SideBySide) for each in sublayers):
             raise InputError("network: blocks side by side with several streams have none yet")
         self.norm = norm_of(model, weights)
