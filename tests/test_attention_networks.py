@@ -14,7 +14,7 @@ from perfmodel.models import networks
 from perfmodel.models.attention import GroupedQueryAttention
 from perfmodel.models.block_sparse import BlockIndexer, BlockSparseAttention
 from perfmodel.models.compressed import CompressedAttention
-from perfmodel.models.mla import Indexer
+from perfmodel.models.mla import Indexer, LatentAttention
 from perfmodel.models.mlp import MixtureOfExperts, Mlp
 from perfmodel.models.networks.compressed import Compressor
 from perfmodel.models.networks.parallel import AXIS
@@ -88,6 +88,14 @@ KINDS: dict[str, tuple[Model, tuple[int, ...] | None]] = {
             streams=HyperConnections(3),
         ),
         None,
+    ),
+    "chosen keys of an earlier layer": (
+        small(
+            Block(1, LatentAttention(4, 6, 8, 6, 4, 5, index=Indexer(2, 128, 4))),
+            Block(2, LatentAttention(4, 6, 8, 6, 4, 5, chosen=4)),
+            Block(1, SWIGLU),
+        ),
+        (0, 1, 2, 1),
     ),
     "sums of blocks": (
         small(Block(3, GroupedQueryAttention(**GQA)), Block(3, SWIGLU), streams=BlockResiduals(2)),
@@ -235,7 +243,8 @@ def test_streams_are_mixed_and_kept() -> None:
         (small(Block(1, BESIDE)), "nothing follows attention"),
         (small(Block(1, BESIDE), Block(1, MixtureOfExperts(4, 2, 8))), "by side with mixtures"),
         (small(Block(1, BESIDE), Block(1, SWIGLU), streams=HyperConnections(2)), "several streams"),
-        (small(Block(1, GroupedQueryAttention(**GQA, cached="earlier"))), "no earlier layer"),
+        (small(Block(1, GroupedQueryAttention(**GQA, cached="earlier"))), "no earlier layer of"),
+        (small(Block(1, LatentAttention(4, 6, 8, 6, 4, 5, chosen=4))), "has an indexer"),
         (small(Block(1, GroupedQueryAttention(**GQA)), extra_norms=3), "3 norms beyond"),
         (small(Block(1, MixtureOfExperts(4, 2, 8, normed_apart=True)), extra_norms=4), "without a"),
         (

@@ -100,8 +100,8 @@ def dense(model: Model, op: Attention) -> Attention:
         elif isinstance(body, CompressedAttention) and body.index is not None:
             near = min(op.queries + body.window - 1, op.keys)
             most.append(near + body.index.top_k)
-        elif isinstance(body, LatentAttention) and body.index is not None and op.latent:
-            most.append(body.index.top_k)
+        elif isinstance(body, LatentAttention) and body.top_k is not None and op.latent:
+            most.append(body.top_k)
     # An operator with more pairs than a choice leaves is of a layer without that choice.
     keys = min(keys for keys in most if op.queries * keys >= op.pairs)
     return dataclasses.replace(op, pairs=op.queries * keys)
@@ -489,7 +489,7 @@ def test_published_networks_have_the_counted_weights(name: str) -> None:
         ("gemma-3-27b", None), ("gpt-oss-20b", 4), ("llama-4-scout", None), ("opt-175b", 8),
         ("llama-3.1-8b", 8), ("glm-4.5-air", None), ("deepseek-v3", 8), ("deepseek-v3.2", 4),
         ("falcon-180b", 8), ("palm-540b", None), ("gemma-4-26b-a4b", 2), ("minimax-m3", 4),
-        ("deepseek-v4-flash", 8),
+        ("deepseek-v4-flash", 8), ("glm-5.2", 8),
     ],
 )  # fmt: skip
 def test_published_networks_decode_what_the_operators_say(name: str, ranks: int | None) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import equinox as eqx
 import jax.numpy as jnp
 from jax import Array, lax
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from perfmodel.errors import InputError
 
@@ -102,12 +102,22 @@ class CompressedCache(eqx.Module):
 class LatentCache(eqx.Module):
     """Latent vectors with their rotary keys, token p in slot p, whole on every rank.
 
-    Beside them the keys of an indexer, in 8 bits with one 32-bit scale per block of 128.
+    Beside them the keys of an indexer, in 8 bits with one 32-bit scale per block of 128. Within a
+    step, and no longer, the choice that later layers take over: slots of the best keys of each new
+    token, and which of them it sees. No latents where a network runs without a cache.
     """
 
-    latents: Float[Array, "batch slots width"]
+    latents: Float[Array, "batch slots width"] | None
     keys: Float[Array, "batch slots blocks block"] | None = None
     scales: Float[Array, "batch slots blocks"] | None = None
+    choice: tuple[Int[Array, "batch tokens chosen"], Bool[Array, "batch tokens chosen"]] | None = (
+        None
+    )
+
+    def chosen_by(self, other: "LatentCache | None") -> "LatentCache":
+        """Returns the cache with another layer's choice; with none where there is no other."""
+        choice = None if other is None else other.choice
+        return LatentCache(self.latents, self.keys, self.scales, choice)
 
 
 class Cache(eqx.Module):

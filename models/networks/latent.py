@@ -105,6 +105,7 @@ class LatentSelfAttention(nnx.Module):
         self.query = weights.matrix(inner, heads, width, inner=inner, split=1)
         self.expansion = weights.matrix(rank, heads, self.nope + value, inner=rank, split=1)
         self.output = weights.matrix(heads, value, hidden, inner=heads * value, split=0)
+        self.chooses = body.top_k is not None
         self.index = (
             None if body.index is None else Choice(body.index, hidden, inner, self.rope, weights)
         )
@@ -126,11 +127,11 @@ class LatentSelfAttention(nnx.Module):
         start: Int[Array, ""],
         cache: LatentCache | None = None,
         axis: str | None = None,
-    ) -> tuple[Float[Array, "batch tokens hidden"], LatentCache | None]:
+    ) -> tuple[Float[Array, "batch tokens hidden"], LatentCache]:
         """Returns the layer's result for tokens from place `start` on, and the cache with them.
 
-        Without a cache they see each other alone. `axis` is the mesh axis that heads are split
-        over.
+        Without a cache they see each other alone. A layer that takes over the choice of an earlier
+        one finds it there. `axis` is the mesh axis that heads are split over.
         """
         places = start + jnp.arange(x.shape[1])
         inner = x
@@ -142,7 +143,8 @@ class LatentSelfAttention(nnx.Module):
         query = jnp.concatenate([query[..., : self.nope], turned], -1)
         latents = self._latents(x, places)
         keys = None if self.index is None else self.index.keys(x, places)
-        if cache is not None:
+        cached = cache is not None and cache.latents is not None
+        if cache is not None and cache.latents is not None:
             latents = write_from(cache.latents, latents, start)
             if keys is not None:
                 assert cache.keys is not None and cache.scales is not None
@@ -150,14 +152,17 @@ class LatentSelfAttention(nnx.Module):
                     write_from(cache.keys, keys[0], start),
                     write_from(cache.scales, keys[1], start),
                 )
-        held = None if cache is None else LatentCache(latents, *(keys or ()))
+        choice = None if cache is None else cache.choice
         if self.index is not None and keys is not None:
-            chosen, seen = self.index(x, inner, places, *keys)
-            mixed = self.absorbed(query, latents, seen, chosen)
+            choice = self.index(x, inner, places, *keys)
+        if self.chooses:
+            assert choice is not None
+            mixed = self.absorbed(query, latents, choice[1], choice[0])
         else:
             mask = visible(places, jnp.arange(latents.shape[1]), "full", None)
-            decoding = cache is not None and x.shape[1] == 1
+            decoding = cached and x.shape[1] == 1
             mixed = (self.absorbed if decoding else self.expanded)(query, latents, mask)
+        held = LatentCache(latents, *(keys or (None, None)), choice)
         return sum_ranks(jnp.einsum("bthd,hdm->btm", mixed, self.output[...]), axis), held
 
     def _latents(self, x: Array, places: Array) -> Float[Array, "batch tokens width"]:

@@ -155,10 +155,6 @@ def _body(model: Model, block: Block, weights: Weights) -> nnx.Module:
             "none yet (nearest: attention, experts of the hidden width)"
         )
     if isinstance(body, LatentAttention):
-        if body.chosen is not None:
-            raise InputError(
-                "network: keys that an earlier layer chose have none yet (nearest: an indexer)"
-            )
         return LatentSelfAttention(body, hidden, weights)
     if isinstance(body, GroupedQueryAttention):
         for odd, what in ((body.gate_width is not None, "gated attention"),):
@@ -238,6 +234,21 @@ def _lender(sublayers: Sequence[Sublayer | SideBySide], borrower: int) -> int | 
     raise InputError("network: no earlier layer of its kind has the keys that a layer reads")
 
 
+def _chooser(sublayers: Sequence[Sublayer | SideBySide], taker: int) -> int | None:
+    """Returns the sublayer whose choice of keys another one takes over; None where there is none.
+
+    It is the last earlier one with an indexer (transformers, class GlmMoeDsaAttention).
+    """
+    body = sublayers[taker].body
+    if not isinstance(body, LatentSelfAttention) or not body.chooses or body.index is not None:
+        return None
+    for i in reversed(range(taker)):
+        other = sublayers[i].body
+        if isinstance(other, LatentSelfAttention) and other.index is not None:
+            return i
+    raise InputError("network: no earlier layer has an indexer whose choice a layer takes over")
+
+
 class Decoder(nnx.Module):
     """A decoder of `model`, its sublayers in `order`: indices into `model.blocks`.
 
@@ -262,6 +273,7 @@ class Decoder(nnx.Module):
         sublayers = _sublayers(model, order, shared, weights)
         self.sublayers = nnx.List(sublayers)
         self.lenders = tuple(_lender(sublayers, i) for i in range(len(sublayers)))
+        self.choosers = tuple(_chooser(sublayers, i) for i in range(len(sublayers)))
         several = model.streams if isinstance(model.streams, HyperConnections) else None
         blocks = model.streams if isinstance(model.streams, BlockResiduals) else None
         self.streams = 1 if several is None else whole(several.streams, "streams")
@@ -305,6 +317,12 @@ class Decoder(nnx.Module):
                 past = written[lender]
             elif isinstance(sublayer.body, _Attention):
                 past = next(left, None)
+            chooser = self.choosers[i]
+            if chooser is not None:
+                chosen = written[chooser]
+                own = LatentCache(None) if past is None else past
+                assert isinstance(own, LatentCache) and isinstance(chosen, LatentCache)
+                past = own.chosen_by(chosen)
             if self.sums is None:
                 x, cache = _apply(*nnx.split(sublayer), x, start, past, axis)
             else:
@@ -316,7 +334,8 @@ class Decoder(nnx.Module):
             x = self.sums.end(sums)
         elif self.stream_head is not None:
             x = self.stream_head(x)
-        return x, tuple(cache for cache in written if cache is not None)
+        kept = (c.chosen_by(None) if isinstance(c, LatentCache) else c for c in written)
+        return x, tuple(cache for cache in kept if cache is not None)
 
     def logits(
         self, x: Float[Array, "*rows hidden"], axis: str | None = None
