@@ -19,7 +19,9 @@ from perfmodel.catalog import Field, Number, Sheet
 from perfmodel.errors import InputError, nearest, shorten
 from perfmodel.kernels import KERNELS
 
-FAMILIES = ("hbm_gpu", "wafer", "lpu", "corsair", "dataflow")
+FAMILIES = (
+    "hbm_gpu", "wafer", "lpu", "corsair", "dataflow", "trainium", "tpu", "gaudi", "ascend",
+)  # fmt: skip
 """Chip families, by the name a datasheet gives: each has a module and a table of assumptions."""
 
 _RATE = (1e9, 1e20)
@@ -243,7 +245,8 @@ def supported(values: Mapping[str, float]) -> tuple[str, ...]:
 
 def page(constants: Sequence[Field]) -> str:
     """Returns `docs/chip-fields.md`, made from the schema of datasheets and kernel constants."""
-    return "\n".join((_INTRODUCTION, *_table(FIELDS), "", _CONSTANTS, *_table(constants), ""))
+    introduction = _INTRODUCTION.replace("FAMILIES", ", ".join(FAMILIES))
+    return "\n".join((introduction, *_table(FIELDS), "", _CONSTANTS, *_table(constants), ""))
 
 
 def _table(schema: Sequence[Field]) -> list[str]:
@@ -293,11 +296,10 @@ and `high`. Kinds are reported, measured, derived, fitted, assumed and unknown; 
 value, and a number without a source is assumed. GB are decimal; rates are dense, bandwidths one
 direction, and power is that of the board.
 
-`[chip]` holds `name`, `family` (hbm_gpu, wafer, lpu, corsair or dataflow) and may hold `title`,
-`vendor`, `generation`, `year` and `aliases`. A chip of a measured `generation` (ampere, ada,
-hopper, blackwell, blackwell_workstation) without kernel fits of its own takes those of a chip of
-its generation; any other (cdna2, cdna3, cdna4) takes the family's. Which one is shown with every
-constant.
+`[chip]` holds `name`, `family` (FAMILIES) and may hold `title`, `vendor`, `generation`, `year` and
+`aliases`. A chip of a measured `generation` (ampere, ada, hopper, blackwell, blackwell_workstation,
+dav-c220) without kernel fits of its own takes those of a chip of its generation; any other (cdna2,
+cdna3, cdna4) takes the family's. Which one is shown with every constant.
 """
 
 _CONSTANTS = """\

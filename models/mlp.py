@@ -268,7 +268,10 @@ class MixtureOfExperts(eqx.Module):
         if self.shared is not None:
             ops += self.shared.products("shared_", hidden, step, shard, precision)
         # What is normed must be summed first, beside the shared result.
-        summed = hidden if self.latent is None else hidden + self.latent_norm * self.latent
+        summed = hidden
+        if self.latent is not None:
+            left = hidden if self.shared is None else 0
+            summed = hidden + self.latent_norm * (self.latent - left)
         ops += reduce_rows("expert_combine", "all_to_all", moved, group, step, summed, shard)
         if self.normed_apart:
             ops += reduce_rows(

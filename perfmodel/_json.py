@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 # Attributes that tell how a result was made, repeated at the top of the object.
 _ATTRS = (
     "version", "created", "call", "command", "model", "notes", "isl", "osl", "prefix_hit",
-    "routing", "engine", "slo_ttft_s", "slo_tpot_s", "catalogue_digest", "ownership",
+    "images", "image_tokens", "routing", "engine", "slo_ttft_s", "slo_tpot_s", "catalogue_digest",
+    "ownership",
     "price_assumption", "site_assumption", "kernel_constants", "assumed", "host_assumed",
     "rate", "headroom", "spare", "by", "x", "y", "max_chips", "evaluated", "feasible",
 )  # fmt: skip
@@ -133,3 +134,34 @@ def traced(dataset: "xr.Dataset") -> dict[str, Any]:
         if variable.ndim == 0
     }
     return {**dataset.attrs, **numbers, "operators": rows(dataset, "operator")}
+
+
+def system(found: "xr.Dataset") -> dict[str, Any]:
+    """Returns a serving system: its numbers, and its pools and links."""
+    scalars = {
+        str(name): plain(value.values) for name, value in found.data_vars.items() if not value.dims
+    }
+    links = dict(zip(found["link"].values, found["link_load"].values, strict=True))
+    parts = dict(zip(found["part"].values, found["tpot_parts_s"].values, strict=True))
+    margins = dict(zip(found["constraint"].values, found["margin"].values, strict=True))
+    return {
+        **_head(found),
+        "batch": found.attrs["batch"],
+        **({"draft": found.attrs["draft"]} if "draft" in found.attrs else {}),
+        **scalars,
+        "pools": rows(found, "pool"),
+        "link_load": plain(links),
+        "tpot_parts_s": plain(parts),
+        "margins": plain(margins),
+    }
+
+
+def systems(found: "xr.Dataset", files: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns frontiers of serving systems: their points."""
+    keys = ("hypervolume", "gradients", "enumerated", "starts")
+    return {
+        **_head(found),
+        **{key: plain(found.attrs[key]) for key in keys if key in found.attrs},
+        "points": rows(found, "point"),
+        **({"files": plain(files)} if files else {}),
+    }

@@ -366,6 +366,10 @@ def lengths(dataset: "xr.Dataset") -> str:
     """Returns the traffic in words."""
     attrs = dataset.attrs
     words = f"{int(attrs['isl']):,} tokens in, {int(attrs['osl']):,} out"
+    if "images" in attrs:
+        images = float(attrs["images"])
+        seen = f"{images:g} {'image' if images == 1.0 else 'images'}"
+        words = f"{words}, {float(attrs['image_tokens']):,.0f} of those in for {seen}"
     hit = float(attrs.get("prefix_hit", 0.0))
     return words + (f", {hit:.0%} of the prompt cached" if hit else "")
 

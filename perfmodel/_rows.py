@@ -229,13 +229,14 @@ class Predictions:
 
     Fields: `frame`, the columns given, unchanged, then predictions, errors and `status`; `lines`,
     the line of each row; `labels`, by what rows are told apart in a summary; `errors`, the columns
-    of signed relative errors, none where nothing was measured.
+    of signed relative errors, none where nothing was measured; `notes` on what was taken for rows.
     """
 
     frame: pd.DataFrame
     lines: np.ndarray
     labels: Mapping[str, np.ndarray]
     errors: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
     def faults(self) -> dict[str, list[int]]:
         """Returns the lines of rows that were not predicted, by their status."""
@@ -254,6 +255,7 @@ class Predictions:
             "predicted": count_ - sum(len(fault["lines"]) for fault in faults),
             "errors_percent": self.summary().to_dict("records"),
             "not_predicted": faults,
+            **({"notes": list(self.notes)} if self.notes else {}),
         }
 
     def summary(self) -> pd.DataFrame:

@@ -497,4 +497,5 @@ def predictions_table(found: "Predictions", faults: int = 20) -> "Group":
         *([table, lines("|error| median and 90th percentile; bias: median signed error",
                         style="dim")] if measured else []),
         lines(*words, *more),
+        lines(*found.notes, style="dim"),
     )  # fmt: skip

@@ -46,6 +46,17 @@ TASKS: tuple[Task, ...] = (
         ("sn40l",),
         {"floors.serial": 6e-6, "decode.stream": 0.2, "decode.item_time": 0.2e-6},
     ),
+    Task(
+        "gaudi",
+        ("gaudi2",),
+        {"kernels.*.stream": 0.8, "floors.launch": 1.6e-4, "fabric.*_latency": 2e-5},
+    ),
+    Task(
+        "trainium",
+        ("inf2", "trn1"),
+        {"floors.serial": 1.2e-4, "decode.stream": 0.3, "kernels.*.efficiency": 0.4},
+    ),
+    Task("tpu", ("tpu_v6e",), {"floors.serial": 3e-5}),
 )
 """Fits in order."""
 

@@ -86,6 +86,41 @@ _Routing = Annotated[
         help="How tokens fall on experts: evenly, or by a power law (docs/routing.md).",
     ),
 ]
+_POOL = "CHIP[:tp=…,replicas=…]"
+_Prefill = Annotated[str | None, typer.Option(metavar=_POOL, help="Pool that computes prompts.")]
+_Decode = Annotated[
+    str | None, typer.Option(metavar=_POOL, help="Pool that decodes (attention and FFN).")
+]
+_Attention = Annotated[
+    str | None, typer.Option(metavar=_POOL, help="Pool of attention while decoding.")
+]
+_Ffn = Annotated[
+    str | None, typer.Option(metavar=_POOL, help="Pool of feed-forward layers while decoding.")
+]
+_Draft = Annotated[
+    str | None,
+    typer.Option(metavar="MODEL[@CHIP:…]", help="Draft model, and its pool (else where decoded)."),
+]
+_DraftTokens = Annotated[float, typer.Option(help="Tokens drafted in a cycle.")]
+_Acceptance = Annotated[
+    str | None, typer.Option(metavar="RATE[,RATE…]", help="Share of drafts accepted, by position.")
+]
+_Accepted = Annotated[
+    str | None,
+    typer.Option(metavar="LENGTH[,…]", help="Mean tokens of a cycle, or those of 1, 2, … drafts."),
+]
+_Link = Annotated[
+    str | None,
+    typer.Option(
+        metavar="GB/s",
+        help="Bandwidth between pools, inf for an ideal one.",
+        show_default="the chips' ports",
+    ),
+]
+_Images = Annotated[
+    float,
+    typer.Option(help="Images of a prompt; their tokens are part of the prompt tokens."),
+]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON, in SI units, and nothing else.")]
 
 
@@ -243,6 +278,7 @@ def estimate(
     pue: _Pue = None,
     lifetime: _Lifetime = None,
     routing: _Routing = "uniform",
+    images: _Images = 0.0,
     operators: Annotated[
         bool, typer.Option("--operators", help="Open the steps down to their operators.")
     ] = False,
@@ -266,14 +302,63 @@ def estimate(
             help="Argument of that function, as 8,4096:bf16 (repeat for more).",
         ),
     ] = None,
+    prefill: _Prefill = None,
+    decode: _Decode = None,
+    attention: _Attention = None,
+    ffn: _Ffn = None,
+    draft: _Draft = None,
+    draft_tokens: _DraftTokens = 4.0,
+    acceptance: _Acceptance = None,
+    accepted_length: _Accepted = None,
+    micro_batches: Annotated[
+        int, typer.Option(help="Micro-batches that take turns between pools.")
+    ] = 1,
+    link: _Link = None,
     assume_dense: _Dense = False,
     json: _Json = False,
 ) -> None:
     """Tell what one design achieves and what binds it.
 
-    Speed, throughput, memory, energy and cost of a model on chips at a plan. Exit status 3 where it
-    does not fit or misses a limit.
+    Speed, throughput, memory, energy and cost of a model on chips at a plan. With pools of their
+    own for prefill, attention, FFN or drafts, that of the whole system: CHIP and its options are
+    then the pool of the rest. Exit status 3 where it does not fit or misses a limit.
     """
+    named = {"prefill": prefill, "decode": decode, "attention": attention, "ffn": ffn}
+    if any(named.values()) or draft is not None:
+        from perfmodel import _system_command
+
+        if operators or sensitivity or out is not None or trace is not None:
+            raise InputError(
+                "--operators, --sensitivity, --out and --trace: of one pool only, not of several"
+            )
+        made = _system_command.Asked(
+            model=model, chip=chip, pools={k: v for k, v in named.items() if v is not None},
+            draft=draft, draft_tokens=draft_tokens, acceptance=acceptance,
+            accepted_length=accepted_length, micro_batches=micro_batches, link=link,
+            base=dict(tp=tp, pp=pp, ep=ep, attention_dp=attention_dp, regions=regions,
+                      replicas=replicas, chunk=chunk, weights=weights, activations=activations,
+                      kv=kv),
+            assume_dense=assume_dense,
+        )  # fmt: skip
+        with _working("evaluating", quiet=json):
+            _ready()
+            found = _system_command.run(
+                made, batch=batch, isl=isl, osl=osl, prefix_hit=prefix_hit, engine=engine,
+                slo_ttft=_time(slo_ttft, "--slo-ttft"), slo_tpot=_time(slo_tpot, "--slo-tpot"),
+                price=price, ownership=ownership, electricity=electricity, pue=pue,
+                lifetime=lifetime, routing=_exponent(routing),
+            ).assign_attrs(_command(context))  # fmt: skip
+        if json:
+            from perfmodel import _json
+
+            _print_json(_json.system(found))
+        else:
+            from perfmodel import report
+
+            report.write(report.system_table(found))
+        if not bool(found["feasible"]):
+            raise Infeasible(str(found["binding"].item()))
+        return
     if trace is not None:
         _estimate_function(context, trace, shape or [], model, json)
         return
@@ -288,7 +373,7 @@ def estimate(
         prefix_hit=prefix_hit, weights=weights, activations=activations, kv=kv, engine=engine,
         slo_ttft=_time(slo_ttft, "--slo-ttft"), slo_tpot=_time(slo_tpot, "--slo-tpot"),
         price=price, ownership=ownership, electricity=electricity, pue=pue, lifetime=lifetime,
-        routing=_exponent(routing),
+        routing=_exponent(routing), images=images or None,
     )  # fmt: skip
     if out is not None and not sensitivity:
         raise InputError("--out: there is something to write with --sensitivity only")
@@ -367,8 +452,8 @@ def frontier(
     context: typer.Context,
     model: _ModelName,
     chip: Annotated[
-        list[str], typer.Option(help="Chip (repeat for more), a TOML file of one, or all.")
-    ],
+        list[str] | None, typer.Option(help="Chip (repeat for more), a TOML file of one, or all.")
+    ] = None,
     x: Annotated[str, typer.Option(help="Horizontal axis.")] = "tokens_per_second_user",
     y: Annotated[str, typer.Option(help="Vertical axis.")] = "output_tokens_per_second_chip",
     per: Annotated[
@@ -398,6 +483,8 @@ def frontier(
     electricity: _Electricity = None,
     pue: _Pue = None,
     lifetime: _Lifetime = None,
+    routing: _Routing = "uniform",
+    images: _Images = 0.0,
     descend: Annotated[
         bool, typer.Option("--descend", help="Find the plans by gradient; compare with all.")
     ] = False,
@@ -407,6 +494,14 @@ def frontier(
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write frontier.nc, .png and .html there.")
     ] = None,
+    prefill: _Prefill = None,
+    decode: _Decode = None,
+    attention: _Attention = None,
+    ffn: _Ffn = None,
+    draft: _Draft = None,
+    acceptance: _Acceptance = None,
+    accepted_length: _Accepted = None,
+    link: _Link = None,
     assume_dense: _Dense = False,
     json: _Json = False,
 ) -> None:
@@ -415,11 +510,36 @@ def frontier(
     Those that no other plan of the chip betters on both axes: by default throughput per chip and
     interactivity, the tokens per second that one user sees.
     """
+    named = {"prefill": prefill, "decode": decode, "attention": attention, "ffn": ffn}
+    if any(named.values()) or draft is not None:
+        formats = (precision or ["fp8"])[0].split("/")
+        keys = ("weights", "activations", "kv")
+        base: dict[str, Any] = dict.fromkeys(keys) | dict(zip(keys, formats, strict=False))
+        from perfmodel import _system_command
+
+        asked = _system_command.Asked(
+            model=model, chip=None, pools={k: v for k, v in named.items() if v is not None},
+            draft=draft, draft_tokens=4.0, acceptance=acceptance,
+            accepted_length=accepted_length, micro_batches=1, link=link, base=base,
+            assume_dense=assume_dense,
+        )  # fmt: skip
+        _frontier_of_systems(
+            context, asked, chip or [], out, json,
+            isl=isl, osl=osl, max_chips=max_chips, prefix_hit=prefix_hit, engine=engine, x=x, y=y,
+            descend=descend, price=_prices(price), ownership=ownership, electricity=electricity,
+            pue=pue, lifetime=lifetime, slo_ttft=_time(slo_ttft, "--slo-ttft"),
+            slo_tpot=_time(slo_tpot, "--slo-tpot"),
+        )  # fmt: skip
+        return
+    if not chip:
+        raise InputError("missing option '--chip'")
     choices = {"precisions": precision, "pp": pp, "cp": cp}
     extra: dict[str, Any] = {name: given for name, given in choices.items() if given}
-    limits = {
+    extra |= {
         "slo_ttft": _time(slo_ttft, "--slo-ttft"),
         "slo_tpot": _time(slo_tpot, "--slo-tpot"),
+        "routing": _exponent(routing),
+        "images": images or None,
     }
     from perfmodel import report
 
@@ -436,7 +556,7 @@ def frontier(
                     prefix_hit=prefix_hit, engine=engine, x=x, y=y, per=per, descend=descend,
                     price=_prices(price),
                     ownership=ownership, electricity=electricity, pue=pue, lifetime=lifetime,
-                    **limits, **extra,
+                    **extra,
                 ).assign_attrs(_command(context))  # fmt: skip
             except Infeasible as error:
                 if json and error.found is not None:
@@ -459,6 +579,30 @@ def frontier(
     report.write(report.overview_table(found) if whole else report.frontier_table(found))
     if runs is not None:
         report.write(report.overlay_text(runs))
+    if files:
+        report.write("\n".join(f"wrote {path}" for path in files.values()))
+
+
+def _frontier_of_systems(
+    context: typer.Context,
+    asked: Any,
+    chips: list[str],
+    out: Path | None,
+    json: bool,
+    **options: Any,
+) -> None:
+    """Finds the systems worth having, beside those of one pool of each chip."""
+    from perfmodel import _json, _system_command, report
+
+    with _working("evaluating every system", quiet=json):
+        _ready()
+        found = _system_command.frontier(asked, chips, dict(asked.base), **options)
+        found = found.assign_attrs(_command(context))
+        files = {} if out is None else report.save_systems(found, out)
+    if json:
+        _print_json(_json.systems(found, files))
+        return
+    report.write(report.systems_table(found))
     if files:
         report.write("\n".join(f"wrote {path}" for path in files.values()))
 
@@ -488,6 +632,8 @@ def size(
     precision: _Precisions = None,
     engine: _Engine = "neutral",
     price: _Prices = None,
+    routing: _Routing = "uniform",
+    images: _Images = 0.0,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write size.nc and size.json there.")
     ] = None,
@@ -512,7 +658,7 @@ def size(
                 rate=rate, isl=isl, osl=osl, prefix_hit=prefix_hit,
                 slo_ttft=_time(slo_ttft, "--slo-ttft"), slo_tpot=_time(slo_tpot, "--slo-tpot"),
                 headroom=headroom, spare=spare, by=by, max_chips=max_chips, engine=engine,
-                price=_prices(price), **extra,
+                price=_prices(price), routing=_exponent(routing), images=images or None, **extra,
             )  # fmt: skip
             failed = None
         except Infeasible as error:
@@ -600,6 +746,15 @@ def predict(
         str | None,
         typer.Option(help="Engine profile of every row.", show_default="that of its engine column"),
     ] = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATH",
+            help="A config.json, or a folder with one, that rows name by its name (repeat).",
+        ),
+    ] = None,
+    assume_dense: _Dense = False,
+    routing: _Routing = "uniform",
     json: _Json = False,
 ) -> None:
     """Predict every row of a table, and compare with what it measured.
@@ -609,14 +764,21 @@ def predict(
     """
     if (runs is None) == (operators is None):
         raise InputError("predict: a table of deployments, or one of kernels after --operators")
-    if operators is not None and engine is not None:
-        raise InputError("--engine: kernels have no engine")
+    if operators is not None:
+        given = {"--engine": engine, "--model": model, "--routing": _exponent(routing)}
+        wrong = next((name for name, value in given.items() if value), None)
+        if wrong is not None:
+            raise InputError(f"{wrong}: kernels have no {wrong.removeprefix('--')} of their own")
+    if assume_dense and not model:
+        raise InputError("--assume-dense: networks of the catalogue are understood; see --model")
     with _working("predicting", quiet=json):
         _ready()
         if runs is not None:
+            from perfmodel.models.catalogue import load_model
             from perfmodel.prediction import predict_all
 
-            found = predict_all(runs, engine)
+            own = [load_model(path, assume_dense=assume_dense) for path in model or []]
+            found = predict_all(runs, engine, own, _exponent(routing))
         else:
             from perfmodel.kernel_tables import predict_kernels
 

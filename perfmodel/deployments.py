@@ -6,7 +6,7 @@ Read by `perfmodel._rows`; `FIELDS` lists the columns that are looked at.
 import dataclasses
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -132,13 +132,16 @@ def _is_path(name: str) -> bool:
     return name.startswith((".", "~", "/", "\\")) or name.endswith((".json", ".toml"))
 
 
-def find_model(name: str) -> ModelEntry:
-    """Returns a network of the catalogue by name; a trailing number format is not part of it.
+def find_model(name: str, own: Mapping[str, ModelEntry] | None = None) -> ModelEntry:
+    """Returns a network by name: one of its `own`, or of the catalogue, where a trailing number
+    format is not part of the name.
 
     Files are not opened: a table is data.
     """
     if not name:
         raise InputError("missing model")
+    if own and name in own:
+        return own[name]
     if _is_path(name):
         raise InputError(f"model '{shorten(name)}' is a path; a name of the catalogue is needed")
     known = networks.aliases()
@@ -201,12 +204,23 @@ def find_engine(name: str) -> EngineEntry:
     return engines.load_engine(name or "neutral")
 
 
-def understand(source: TableLike, engine: EngineEntry | None = None) -> Deployments:
+def _by_name(models: Sequence[ModelEntry]) -> dict[str, ModelEntry]:
+    found: dict[str, ModelEntry] = {}
+    for entry in models:
+        if found.setdefault(entry.name, entry).digest != entry.digest:
+            raise InputError(f"models: two different networks are named {shorten(entry.name)!r}")
+    return found
+
+
+def understand(
+    source: TableLike, engine: EngineEntry | None = None, own: Sequence[ModelEntry] = ()
+) -> Deployments:
     """Returns the rows of a table as numbers and entries.
 
     Args:
         source: a CSV or Parquet file, or a frame.
         engine: takes the place of every row's own.
+        own: networks that rows may name beside the catalogue's.
     """
     table = read(source, FIELDS)
     reader = Reader(table)
@@ -221,7 +235,8 @@ def understand(source: TableLike, engine: EngineEntry | None = None) -> Deployme
         lambda row: f"unknown mode '{shorten(mode[row], 30)}' (known: agg, disagg)",
     )
     names = {name: reader.texts(name) for name in FIELDS if not FIELDS[name].number}
-    models, model = reader.entries([names["model"]], find_model)
+    given = _by_name(own)
+    models, model = reader.entries([names["model"]], lambda name: find_model(name, given))
     chips, chip = reader.entries([names["chip"]], find_chip)
     if engine is None:
         profiles, profile = reader.entries([names["engine"]], find_engine)

@@ -158,6 +158,8 @@ def frontier(
     electricity: float | None = None,
     pue: float | None = None,
     lifetime: float | None = None,
+    routing: float | None = None,
+    images: float | None = None,
 ) -> xr.Dataset:
     """Returns the plans that none betters on two axes, for each chip, along `point`.
 
@@ -171,7 +173,7 @@ def frontier(
         model, engine: names, paths, or loaded entries.
         chips: the same, or "all" for every chip of the catalogue; formats that one of them has no
             kernel for are left out there, and said in `candidate_fits`.
-        isl, osl, prefix_hit, slo_ttft, slo_tpot: as of `estimate`.
+        isl, osl, prefix_hit, slo_ttft, slo_tpot, routing, images: as of `estimate`.
         max_chips: chips of the deployment that plans may fill.
         pp, cp: choices of pipeline stages and of context ranks.
         precisions: formats of the weights, or weights/activations/kv.
@@ -193,7 +195,7 @@ def frontier(
     options: dict[str, Any] = dict(
         isl=isl, osl=osl, prefix_hit=prefix_hit, engine=engine, slo_ttft=slo_ttft,
         slo_tpot=slo_tpot, price=price, ownership=ownership, electricity=electricity, pue=pue,
-        lifetime=lifetime,
+        lifetime=lifetime, routing=routing, images=images,
     )  # fmt: skip
     asked = question.ask(model, chips, parse_precisions(precisions), **options)
     most = question.whole("max_chips", max_chips)

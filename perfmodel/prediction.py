@@ -4,6 +4,7 @@ Rows of the same structure of network go through one compiled program in blocks 
 up to that size: chip, network, precision, plan, load and engine are all arrays with a row each.
 """
 
+import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,8 +18,10 @@ from perfmodel import cache, deployments, engines, question, serving
 from perfmodel._rows import OK, Predictions, TableLike, check_free
 from perfmodel.deployments import Deployments
 from perfmodel.engines import EngineEntry
+from perfmodel.errors import InputError, shorten
 from perfmodel.formats import Precision, precision_numbers
 from perfmodel.machine import Machine
+from perfmodel.models.catalogue import ModelEntry
 from perfmodel.models.transformer import Model
 from perfmodel.plan import Engine, Load, Plan
 from perfmodel.question import EngineLike
@@ -145,12 +148,38 @@ def _unfit(asked: Deployments, found: Mapping[str, np.ndarray]) -> np.ndarray:
     return status
 
 
-def predict_all(runs: TableLike, engine: EngineLike | None = None) -> Predictions:
+def _notes(
+    asked: Deployments, own: Sequence[ModelEntry], exponent: float | None
+) -> tuple[str, ...]:
+    """Returns what a reader must know of networks that a table alone does not name."""
+    named = [entry.name for entry in asked.models]
+    unused = next((entry.name for entry in own if entry.name not in named), None)
+    if unused is not None:
+        raise InputError(f"models: no row names '{shorten(unused)}'")
+    notes = tuple(f"{entry.name}: {note}" for entry in own for note in entry.notes)
+    law = () if exponent is None else (f"routing: power law, exponent {exponent:g}, of mixtures",)
+    return notes + law
+
+
+def _skewed(entry: ModelEntry, exponent: float | None) -> ModelEntry:
+    return dataclasses.replace(entry, model=question.prefer(entry.model, exponent))
+
+
+def predict_all(
+    runs: TableLike,
+    engine: EngineLike | None = None,
+    models: Sequence[ModelEntry] = (),
+    routing: float | None = None,
+) -> Predictions:
     """Returns the predictions of every row of a table; see `predict`."""
+    exponent = question.skew(routing)
     profile = (
         engine if engine is None or isinstance(engine, EngineEntry) else engines.load_engine(engine)
     )
-    asked = deployments.understand(runs, profile)
+    asked = deployments.understand(runs, profile, models)
+    notes = _notes(asked, models, exponent)
+    skewed = [_skewed(entry, exponent) for entry in asked.models]
+    asked = dataclasses.replace(asked, models=skewed)
     table = asked.table
     check_free(table, (*PREDICTED, *ERRORS, "status"))
     found = evaluate(asked)
@@ -177,11 +206,17 @@ def predict_all(runs: TableLike, engine: EngineLike | None = None) -> Prediction
         for name, listed in entries.items()
     }
     return Predictions(
-        frame, table.lines, labels, tuple(name for name in ERRORS if name in columns)
+        frame, table.lines, labels, tuple(name for name in ERRORS if name in columns), notes
     )
 
 
-def predict(runs: TableLike, *, engine: EngineLike | None = None) -> pd.DataFrame:
+def predict(
+    runs: TableLike,
+    *,
+    engine: EngineLike | None = None,
+    models: Sequence[ModelEntry] = (),
+    routing: float | None = None,
+) -> pd.DataFrame:
     """Returns a table of deployments with what is predicted of each.
 
     The columns given, unchanged, then `predicted_ttft_ms` and `predicted_tpot_ms` (means over
@@ -193,10 +228,13 @@ def predict(runs: TableLike, *, engine: EngineLike | None = None) -> pd.DataFram
         runs: a CSV file, or a frame, with a deployment a row: model, chip, tp, concurrency, isl,
             osl, and what else `perfmodel.deployments.FIELDS` lists, by any of the names there.
         engine: profile for every row, instead of that of its `engine` column.
+        models: networks of your own (`load_model`) that rows may name beside the catalogue's.
+        routing: exponent of the power law by which tokens prefer some experts, in the rows of
+            mixtures; even where None or 0.
 
     >>> row = {"model": "meta-llama/Llama-3.1-70B", "chip": "h200_sxm", "tp": 4,
     ...        "concurrency": 16, "isl": 1024, "osl": 1024}
     >>> predict(pd.DataFrame([row, row | {"model": "llama-9"}]))["status"].to_list()[0]
     'ok'
     """
-    return predict_all(runs, engine).frame
+    return predict_all(runs, engine, models, routing).frame

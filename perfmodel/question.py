@@ -28,6 +28,7 @@ from perfmodel.machine import Machine
 from perfmodel.models import catalogue as networks
 from perfmodel.models.attention import GroupedQueryAttention
 from perfmodel.models.catalogue import ModelEntry
+from perfmodel.models.config import WITHOUT_TOWER
 from perfmodel.models.mlp import MixtureOfExperts
 from perfmodel.models.transformer import UNSPREAD, Block, Model
 from perfmodel.plan import Limits, Load
@@ -75,6 +76,19 @@ class Question:
         exponent = next((each for each in found if each is not None), None)
         return {} if exponent is None else {"routing": f"power law, exponent {float(exponent):g}"}
 
+    def _images(self) -> dict[str, float]:
+        """Returns images and their tokens in a prompt, nothing where there are none."""
+        if self.load.images is None or self.network.encoder is None:
+            return {}
+        images = float(self.load.images)
+        return {"images": images, "image_tokens": images * float(self.network.encoder.tokens)}
+
+    def _notes(self) -> dict[str, str]:
+        """Returns what the file asks for beyond the model; a tower is not, where it is served."""
+        served = self.network.encoder is not None
+        notes = [note for note in self.model.notes if not (served and note == WITHOUT_TOWER)]
+        return {"notes": "; ".join(notes)} if notes else {}
+
     def attributes(self, call: str) -> dict[str, Any]:
         """Returns what a result must carry to be traced back to its inputs."""
         digests = {
@@ -89,6 +103,7 @@ class Question:
             "isl": int(self.load.isl),
             "osl": int(self.load.osl),
             "prefix_hit": float(self.load.prefix_hit),
+            **self._images(),
             **self._skew(),
             "engine": self.engine.name,
             "catalogue": json.dumps(digests),
@@ -99,7 +114,7 @@ class Question:
             "host_assumed": ", ".join(
                 chip.name for chip in self.chips if not chip.fields["server_power"].value
             ),
-            **({"notes": "; ".join(self.model.notes)} if self.model.notes else {}),
+            **self._notes(),
         }
 
 
@@ -116,15 +131,39 @@ def prefer(model: Model, exponent: float | None) -> Model:
     return dataclasses.replace(model, blocks=tuple(map(skewed, model.blocks)))
 
 
-def _routing(model: ModelEntry, routing: float | None) -> float | None:
+def skew(routing: float | None) -> float | None:
     """Returns the exponent of a power law of routing, None where it is even."""
     if routing is None:
         return None
     said = "the exponent of a power law, 0 (even) to below 3"
-    exponent = real_number("routing", routing, 0.0, 3.0, said)
+    return real_number("routing", routing, 0.0, 3.0, said) or None
+
+
+def _routing(model: ModelEntry, routing: float | None) -> float | None:
+    exponent = skew(routing)
     if exponent and not model.model.is_mixture:
         raise InputError(f"routing: {model.name} has no experts to route to (nearest: 0)")
-    return exponent or None
+    return exponent
+
+
+def _images(model: ModelEntry, images: float | None, isl: int) -> float | None:
+    """Returns the images of a prompt, None where there are none."""
+    if not images:
+        return None
+    count = real_number("images", images, 0.0, _MOST, "a number of images, 0 or more")
+    tower = model.encoder
+    if tower is None:
+        why = "has no image encoder in its config.json"
+        if WITHOUT_TOWER in model.notes:
+            why = "has an image encoder whose sizes its config.json does not give"
+        raise InputError(f"images: {model.name} {why} (nearest: 0)")
+    tokens = float(tower.tokens)
+    if count * tokens > isl:
+        raise InputError(
+            f"images: {count:g} × {tokens:,g} tokens exceed the {isl:,} prompt tokens (isl) that "
+            f"they are part of (nearest: {math.floor(isl / tokens)})"
+        )
+    return count
 
 
 def ask(
@@ -144,11 +183,15 @@ def ask(
     pue: float | None = None,
     lifetime: float | None = None,
     routing: float | None = None,
+    images: float | None = None,
 ) -> Question:
     """Returns the question that public functions ask, every part of it checked."""
     network = find_model(model)
     machines = unique_chips(named_chips(chip_list))
     exponent = _routing(network, routing)
+    load = _load(network, isl, osl, prefix_hit)
+    load = dataclasses.replace(load, images=numbers(_images(network, images, int(load.isl))))
+    tower = None if load.images is None else network.encoder
     profile = engine if isinstance(engine, EngineEntry) else engines.load_engine(engine)
     if isinstance(price, Mapping):
         known = {chip.name: chip.sheet.identity["aliases"] for chip in machines}
@@ -164,9 +207,9 @@ def ask(
         chips=machines,
         formats=tuple(formats),
         engine=profile,
-        load=_load(network, isl, osl, prefix_hit),
+        load=load,
         limits=_limits(osl, slo_ttft, slo_tpot),
-        network=numbers(prefer(network.model, exponent)),
+        network=numbers(dataclasses.replace(prefer(network.model, exponent), encoder=tower)),
         machines=stack([machine for machine, _ in paid]),
         precisions=stack([precision_numbers(names) for names in formats]),
         prices=tuple(text for _, text in paid),
@@ -543,6 +586,8 @@ def divisors(number: int) -> list[int]:
 
 
 def _near(wanted: int, valid: Sequence[int]) -> str:
+    if not valid:
+        return " (no other fits the rest of the plan)"
     near = min(valid, key=lambda d: (abs(math.log(d / wanted)), d))
     listed = valid if len(valid) <= 16 else [*valid[:15], "…"]
     return f" (nearest: {near}; valid: {', '.join(map(str, listed))})"

@@ -19,6 +19,7 @@ from perfmodel._drawing import Drawing
 from perfmodel._overview import AXES as OVERVIEW_AXES
 from perfmodel._overview import overview_table
 from perfmodel._size_table import size_table
+from perfmodel._system_table import system_table, systems_table
 from perfmodel._tables import (
     estimate_table,
     footnotes,
@@ -43,7 +44,7 @@ __all__ = [
     "frontier_table", "grid", "headline", "lines", "load_dataset", "operators_table",
     "overlay_text", "overview_table", "predictions_table", "save_dataset", "save_frontier",
     "save_html", "save_png", "save_sensitivity", "save_size", "sensitivity_table", "size_table",
-    "traced_table", "write",
+    "save_systems", "system_table", "systems_table", "traced_table", "write",
 ]  # fmt: skip
 
 WIDTH = 120
@@ -117,6 +118,25 @@ def _save_figure(picture: Any, path: str | os.PathLike[str]) -> None:
             part, format="png", dpi=_plots.DPI, pil_kwargs={"compress_level": 3}
         ),
     )
+
+
+def save_systems(
+    found: "xr.Dataset",
+    folder: str | os.PathLike[str],
+    title: str | None = None,
+    notes: tuple[str, ...] = (),
+    name: str = "systems",
+) -> dict[str, Path]:
+    """Writes frontiers of serving systems (`perfmodel.system_search.beside`): data and picture."""
+    from perfmodel import _system_plot
+
+    where = Path(folder)
+    where.mkdir(parents=True, exist_ok=True)
+    files = {"data": where / f"{name}.nc", "picture": where / f"{name}.png"}
+    save_dataset(found, files["data"])
+    said = title or f"{_labels.model_title(str(found.attrs['model']))}: systems of several pools"
+    _save_figure(_system_plot.draw_systems(found, said, notes), files["picture"])
+    return files
 
 
 def save_html(

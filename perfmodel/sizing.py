@@ -482,6 +482,8 @@ def size(
     prefix_hit: float = 0.0,
     engine: EngineLike = "neutral",
     price: float | Mapping[str, float] | None = None,
+    routing: float | None = None,
+    images: float | None = None,
 ) -> xr.Dataset:
     """Returns the smallest deployment that serves a request rate, for each chip.
 
@@ -496,6 +498,7 @@ def size(
         chips: the same, or "all" for every chip of the catalogue.
         rate: requests that arrive [1/s], on average.
         isl, osl, prefix_hit: prompt and output tokens, and the share of the prompt cached.
+        routing, images: as of `estimate`.
         slo_ttft, slo_tpot: longest acceptable means [s]; none by default.
         headroom: capacity asked for beyond the rate, relative.
         spare: replicas beyond those needed, for failures.
@@ -528,7 +531,7 @@ def size(
         raise InputError(f"by: unknown order {shorten(by)!r}{nearest(shorten(by), ORDERS)}")
     options: dict[str, Any] = dict(
         isl=isl, osl=osl, prefix_hit=prefix_hit, engine=engine, slo_ttft=slo_ttft,
-        slo_tpot=slo_tpot, price=price,
+        slo_tpot=slo_tpot, price=price, routing=routing, images=images,
     )  # fmt: skip
     asked = question.ask(model, chips, exploration.parse_precisions(precisions), **options)
     tried = exploration.choices("batches", batches), exploration.choices("chunks", chunks)

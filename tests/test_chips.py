@@ -197,6 +197,20 @@ PUBLISHED = {
     "groq_3_lpu": (615, 1230, 0, 150_000, 0.5, 256, 984),  # its power is the family's
     "corsair": (600, 0, 9600, 150_000, 2, 8, 600),
     "sn40l": (638, 0, 0, 1600, 64, 16, 625),
+    "gaudi2": (432, 865, 0, 2460, 96, 8, 600),
+    "gaudi3": (1677, 1677, 0, 3700, 128, 8, 900),
+    "ascend_910b": (353.9, 0, 0, 1600, 64, 8, 400),
+    "ascend_910c": (752, 0, 0, 3200, 128, 384, 849.76),  # its power is the family's
+    "inf2": (190, 190, 0, 820, 32, 12, 142.5),  # its power, too, as that of the next
+    "trn1": (190, 190, 0, 820, 32, 16, 142.5),
+    "trn2": (667, 1299, 0, 2900, 96, 16, 500),
+    "trn2_ultra": (667, 1299, 0, 2900, 96, 64, 500),
+    "trn3": (671, 2517, 2517, 4900, 144, 144, 1000),
+    "tpu_v4": (275, 0, 0, 1200, 32, 4096, 192),
+    "tpu_v5e": (197, 0, 0, 819, 16, 256, 138),
+    "tpu_v5p": (459, 0, 0, 2765, 95, 8960, 322),
+    "tpu_v6e": (918, 918, 0, 1638, 32, 256, 385),
+    "tpu_v7": (2307, 4614, 0, 7380, 192, 9216, 967),
 }
 
 
@@ -234,6 +248,10 @@ def test_published_numbers(name: str):
         ("rtx_4090", 31e9, 31e9),  # PCIe 4.0 x16
         ("mi250x", 350e9, 50e9),  # seven links of 50 GB/s
         ("mi355x", 535.5e9, 76.5e9),  # seven links of 76.5 GB/s
+        ("gaudi2", 262.5e9, 37.5e9),  # 21 ports of 100 Gb/s, three a pair
+        ("gaudi3", 525e9, 75e9),  # 21 ports of 200 Gb/s
+        ("ascend_910b", 196e9, 28e9),  # seven pairs
+        ("ascend_910c", 392e9, 392e9),  # a switch
     ],
 )
 def test_links(name: str, total: float, peer: float):

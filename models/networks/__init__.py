@@ -14,6 +14,7 @@ from perfmodel.models.networks.latent import LatentSelfAttention as LatentSelfAt
 from perfmodel.models.networks.mixture import Mixture as Mixture
 from perfmodel.models.networks.mlp import FeedForward as FeedForward
 from perfmodel.models.networks.parallel import tensor_parallel as tensor_parallel
+from perfmodel.models.networks.recurrent import RecurrentLayer as RecurrentLayer
 from perfmodel.models.networks.transformer import Decoder as Decoder
 from perfmodel.models.networks.transformer import abstract as abstract
 from perfmodel.models.networks.transformer import build as build

@@ -4,6 +4,7 @@ Scores are computed against every slot of the cache and masked, so their product
 dense kernel: keys read × queries, not the pairs under the mask.
 """
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array, lax
@@ -71,6 +72,8 @@ def softmax(
 class SelfAttention(nnx.Module):
     """Self-attention: products of query, key and value, norms, rotation, scores, output product.
 
+    Where there is a gate, of the hidden state, it weighs each head's result or each element of it.
+
     Heads are the axis that ranks share out, so every size is read off the weights.
     """
 
@@ -99,6 +102,11 @@ class SelfAttention(nnx.Module):
         self.value_bias = weights.vector(kv_heads, value, split=0) if biased and valued else None
         self.output_bias = weights.vector(hidden) if body.output_bias else None
         self.sinks = weights.vector(heads, split=0) if body.sinks else None
+        gates = value if body.gate_width is None else whole(body.gate_width, "gate_width")
+        if gates not in (1, value):
+            raise InputError(f"network: gate_width must be 1 or {value}, not {gates}")
+        gated = body.gate_width is not None
+        self.gate = weights.matrix(hidden, heads, gates, inner=hidden, split=1) if gated else None
         self._norms(body, heads, kv_heads, width, weights)
 
     def _norms(
@@ -169,12 +177,14 @@ class SelfAttention(nnx.Module):
         query, cache = self.projected(x, start, cache, axis)
         places = start + jnp.arange(x.shape[1])
         mask = visible(places, cache.places(start + x.shape[1]), self.span, self.window)
-        return self.results(self._attend(query, cache.keys, cache.values, mask)), cache
+        return self.results(x, self._attend(query, cache.keys, cache.values, mask)), cache
 
     def results(
-        self, heads: Float[Array, "batch tokens heads value"]
+        self, x: Array, heads: Float[Array, "batch tokens heads value"]
     ) -> Float[Array, "batch tokens hidden"]:
-        """Returns the output product of one rank's heads."""
+        """Returns the output product of one rank's heads, weighed by the gate of x."""
+        if self.gate is not None:
+            heads = heads * jax.nn.sigmoid(self._project(x, self.gate, None))
         return jnp.einsum("bthd,hdm->btm", heads, self.output[...])
 
     def projected(

@@ -67,10 +67,11 @@ class NormedBranches(nnx.Module):
     """
 
     def __init__(self, model: Model, mixture: Mixture, weights: Weights) -> None:
-        if mixture.shared is None or mixture.shared_gate is not None or mixture.down_bias:
+        parts = (mixture.shared_gate, mixture.down_bias, mixture.into)
+        if mixture.shared is None or any(part is not None for part in parts):
             raise InputError(
-                "network: norms between branches without a shared layer, or with a gate or biases, "
-                "have none yet (nearest: a shared layer)"
+                "network: norms between branches without a shared layer, or with a gate, biases or "
+                "experts of a width of their own have none yet (nearest: a shared layer)"
             )
         self.mixture = mixture
         self.router_norm = norm_of(model, weights)

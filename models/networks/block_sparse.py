@@ -114,7 +114,7 @@ class BlockSelfAttention(nnx.Module):
         keys = keys if cache is None else write_from(cache.index, keys, start)
         chosen, seen = self.index(x, places, keys)
         mixed = self._attend(query, held.keys, held.values, chosen, seen, places)
-        y = sum_ranks(self.attention.results(mixed), axis)
+        y = sum_ranks(self.attention.results(x, mixed), axis)
         bias = self.attention.output_bias
         return (y if bias is None else y + bias[...]), BlockCache(held, keys)
 

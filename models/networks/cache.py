@@ -1,4 +1,5 @@
-"""The KV cache: keys and values of each attention layer, and how many tokens they are of."""
+"""What a network keeps: keys and values of each attention layer, or its state, and of how many
+tokens."""
 
 from collections.abc import Sequence
 
@@ -120,6 +121,18 @@ class LatentCache(eqx.Module):
         return LatentCache(self.latents, self.keys, self.scales, choice)
 
 
+class StateCache(eqx.Module):
+    """State of a recurrent layer, and what its convolution saw last: of any number of tokens.
+
+    Heads, or the heads of keys, are the third axis of all, as those of `LayerCache`.
+    """
+
+    state: Float[Array, "batch state heads width"]
+    queries: Float[Array, "batch kept key_heads state"]
+    keys: Float[Array, "batch kept key_heads state"]
+    values: Float[Array, "batch kept heads width"]
+
+
 class Cache(eqx.Module):
     """What a network keeps of `tokens` past tokens of each sequence; at most `capacity` fit.
 
@@ -127,5 +140,5 @@ class Cache(eqx.Module):
     """
 
     tokens: Int[Array, ""]
-    layers: Sequence[LayerCache | LatentCache | BlockCache | CompressedCache]
+    layers: Sequence[LayerCache | LatentCache | BlockCache | CompressedCache | StateCache]
     capacity: int = eqx.field(static=True)

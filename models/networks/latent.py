@@ -105,6 +105,8 @@ class LatentSelfAttention(nnx.Module):
         self.query = weights.matrix(inner, heads, width, inner=inner, split=1)
         self.expansion = weights.matrix(rank, heads, self.nope + value, inner=rank, split=1)
         self.output = weights.matrix(heads, value, hidden, inner=heads * value, split=0)
+        gated = body.gated
+        self.gate = weights.matrix(hidden, heads, value, inner=hidden, split=1) if gated else None
         self.chooses = body.top_k is not None
         self.index = (
             None if body.index is None else Choice(body.index, hidden, inner, self.rope, weights)
@@ -162,6 +164,8 @@ class LatentSelfAttention(nnx.Module):
             mask = visible(places, jnp.arange(latents.shape[1]), "full", None)
             decoding = cached and x.shape[1] == 1
             mixed = (self.absorbed if decoding else self.expanded)(query, latents, mask)
+        if self.gate is not None:
+            mixed = mixed * jax.nn.sigmoid(jnp.einsum("btm,mhd->bthd", x, self.gate[...]))
         held = LatentCache(latents, *(keys or (None, None)), choice)
         return sum_ranks(jnp.einsum("bthd,hdm->btm", mixed, self.output[...]), axis), held
 

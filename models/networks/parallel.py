@@ -9,7 +9,7 @@ from jax.sharding import AbstractMesh, Mesh
 from jax.sharding import PartitionSpec as P
 
 from perfmodel.errors import InputError
-from perfmodel.models.networks.cache import Cache, LayerCache
+from perfmodel.models.networks.cache import Cache, LayerCache, StateCache
 from perfmodel.models.networks.transformer import Decoder, prefill
 
 AXIS = "tensor"
@@ -48,16 +48,16 @@ def tensor_parallel(
     def step(state: nnx.State, tokens: Array, cache: Cache) -> tuple[Array, Cache]:
         return prefill(nnx.merge(graph, state), tokens, cache, AXIS)
 
-    # Each rank caches its own kv heads; latent vectors, which have none, are on all.
+    # Each rank keeps its own heads; latent vectors, which have none, are on all.
     held = P(None, None, AXIS)
 
     def sharded(state: nnx.State, tokens: Array, cache: Cache) -> tuple[Array, Cache]:
         lies = jax.tree.map(
             lambda each: jax.tree.map(
-                lambda _: held if isinstance(each, LayerCache) else P(), each
+                lambda _: held if isinstance(each, LayerCache | StateCache) else P(), each
             ),
             cache,
-            is_leaf=lambda each: isinstance(each, LayerCache),
+            is_leaf=lambda each: isinstance(each, LayerCache | StateCache),
         )
         return jax.shard_map(
             step,

@@ -31,19 +31,27 @@ from perfmodel.models.networks.cache import (
     CompressedCache,
     LatentCache,
     LayerCache,
+    StateCache,
 )
 from perfmodel.models.networks.compressed import CompressedSelfAttention
 from perfmodel.models.networks.latent import LatentSelfAttention
 from perfmodel.models.networks.mixture import Mixture
 from perfmodel.models.networks.mlp import FeedForward
+from perfmodel.models.networks.recurrent import RecurrentLayer, recurrent_layer
 from perfmodel.models.networks.residuals import BlockSums, StreamHead, StreamMixing
 from perfmodel.models.networks.weights import Weights, sum_ranks, whole
 from perfmodel.models.recurrent import Recurrent
 from perfmodel.models.streams import BlockResiduals, HyperConnections
 from perfmodel.models.transformer import Block, Mixer, Model
 
-Held = LayerCache | LatentCache | BlockCache | CompressedCache
-_Attention = SelfAttention | LatentSelfAttention | BlockSelfAttention | CompressedSelfAttention
+Held = LayerCache | LatentCache | BlockCache | CompressedCache | StateCache
+_Attention = (
+    SelfAttention
+    | LatentSelfAttention
+    | BlockSelfAttention
+    | CompressedSelfAttention
+    | RecurrentLayer
+)
 
 
 def even_order(model: Model) -> tuple[int, ...]:
@@ -107,6 +115,9 @@ class Sublayer(nnx.Module):
             y, cache = self.body(y, start, cache, axis)
         elif isinstance(self.body, NormedBranches):
             y = self.body(x, y, axis)
+        elif isinstance(self.body, RecurrentLayer):
+            assert cache is None or isinstance(cache, StateCache)
+            y, cache = self.body(y, start, cache, axis)
         else:
             assert isinstance(self.body, FeedForward | Mixture)
             y = self.body(y, axis)
@@ -149,17 +160,11 @@ def _body(model: Model, block: Block, weights: Weights) -> nnx.Module:
     body, hidden = block.body, whole(model.hidden, "hidden")
     if isinstance(body, CompressedAttention):
         return CompressedSelfAttention(body, hidden, weights)
-    if isinstance(body, Recurrent) or getattr(body, "latent", None) is not None:
-        raise InputError(
-            "network: recurrent layers, and experts of another width than the hidden one, have "
-            "none yet (nearest: attention, experts of the hidden width)"
-        )
+    if isinstance(body, Recurrent):
+        return recurrent_layer(body, hidden, weights)
     if isinstance(body, LatentAttention):
         return LatentSelfAttention(body, hidden, weights)
     if isinstance(body, GroupedQueryAttention):
-        for odd, what in ((body.gate_width is not None, "gated attention"),):
-            if odd:
-                raise InputError(f"network: {what} has none yet (nearest: plain attention)")
         # Beside layers that see chunks, those that see all keys have no positions at all.
         spans = [getattr(other.body, "span", "full") for other in model.attention]
         chunked = "chunk" in spans

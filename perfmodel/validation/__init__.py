@@ -34,6 +34,8 @@ COLUMNS = (
     "note",
 )  # fmt: skip
 _NUMBERS = ("chips", "stages", "offload", "batch", "chunk", "isl", "osl", "burst", "value")
+_OPTIONAL = ("context_ranks", "prefix_hit")
+"""Columns that a file may have behind the others; an empty cell is a choice not in use."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,14 +73,17 @@ def points(name: str) -> tuple[Point, ...]:
     where = f"validation/{name}.csv"
     text = files("perfmodel.validation").joinpath(f"{name}.csv").read_text(encoding="utf-8")
     rows = csv.DictReader(text.splitlines())
-    if tuple(rows.fieldnames or ()) != COLUMNS:
-        raise InputError(f"{where}: columns must be {', '.join(COLUMNS)}")
+    given = tuple(rows.fieldnames or ())
+    if given != COLUMNS + tuple(name for name in _OPTIONAL if name in given):
+        also = ", ".join(_OPTIONAL)
+        raise InputError(f"{where}: columns must be {', '.join(COLUMNS)}, and may be {also}")
     return tuple(_point(row, f"{where} row {number}") for number, row in enumerate(rows, 1))
 
 
 def _point(row: Mapping[str, str], where: str) -> Point:
     try:
         plan = {name: float(row[name]) for name in _NUMBERS}
+        plan |= {name: float(row[name]) for name in _OPTIONAL if row.get(name)}
     except ValueError as error:
         raise InputError(f"{where}: {error}") from None
     if row["metric"] not in results.BY_NAME:
@@ -119,7 +124,8 @@ def modelled(point: Point, machine: Machine | None = None) -> tuple[float, float
     """
     network = load_model(point.model)
     setting = dict(point.plan)
-    load = Load(isl=setting["isl"], osl=setting["osl"], burst=setting["burst"])
+    hit = setting.get("prefix_hit", 0.0)
+    load = Load(isl=setting["isl"], osl=setting["osl"], prefix_hit=hit, burst=setting["burst"])
     mixture = network.model.is_mixture
     plan = Plan(
         chips=setting["chips"],
@@ -127,6 +133,7 @@ def modelled(point: Point, machine: Machine | None = None) -> tuple[float, float
         batch=setting["batch"],
         chunk=setting["chunk"],
         offload=setting["offload"] or None,
+        context_ranks=setting.get("context_ranks"),
         attention_dp=1.0 if mixture else None,
         expert_ranks=1.0 if mixture else None,
     )

@@ -1,0 +1,129 @@
+"""A serving system as a table: what it achieves, and how busy each pool and link is."""
+
+import math
+from typing import TYPE_CHECKING
+
+from perfmodel import _labels
+from perfmodel._tables import grid, lines
+from perfmodel.units import GB, KILOWATT
+
+if TYPE_CHECKING:
+    import xarray as xr
+    from rich.console import Group
+
+# Words, key, factor and form of the numbers of the whole system.
+_ROWS = (
+    ("TTFT", "ttft_s", 1.0, "{:,.3f} s"),
+    ("  of it, hand-over", "handover_s", 1e3, "{:,.2f} ms"),
+    ("TPOT", "tpot_s", 1e3, "{:,.3f} ms"),
+    ("tokens per second per user", "tokens_per_second_user", 1.0, "{:,.1f}"),
+    ("  over the whole request", "tokens_per_second_user_e2e", 1.0, "{:,.1f}"),
+    ("output tokens per second per chip", "output_tokens_per_second_chip", 1.0, "{:,.1f}"),
+    ("output tokens per second", "output_tokens_per_second", 1.0, "{:,.0f}"),
+    ("requests per second", "requests_per_second", 1.0, "{:,.3f}"),
+    ("tokens per cycle of drafts", "tokens_per_cycle", 1.0, "{:,.2f}"),
+    ("power", "power_w", 1 / KILOWATT, "{:,.2f} kW"),
+    ("energy per output token", "energy_per_output_token_j", 1.0, "{:,.2f} J"),
+    ("$ per million output tokens", "usd_per_million_output_tokens", 1.0, "{:,.2f}"),
+    ("$ per million input tokens", "usd_per_million_input_tokens", 1.0, "{:,.2f}"),
+)  # fmt: skip
+
+
+def system_table(found: "xr.Dataset") -> "Group":
+    """Returns the tables of a Dataset of `perfmodel.systems.serve`."""
+    from rich.console import Group
+
+    attrs = found.attrs
+    title = f"{_labels.model_title(str(attrs['model']))} on {float(found['chips']):g} chips"
+    load = f"{_labels.lengths(found)} · {attrs['batch']:g} concurrent per replica that decodes"
+    numbers = grid(("", "left"), ("", "right"), edge=False)
+    for words, key, factor, form in _ROWS:
+        value = float(found[key])
+        if key in ("handover_s", "tokens_per_cycle") and value in (0.0, 1.0):
+            continue
+        shown = form.format(value * factor) if math.isfinite(value) else "–"
+        numbers.add_row(words, shown)
+    pools = grid(
+        ("pool", "left"), ("does", "left"), ("chip", "left"), ("layout", "left"),
+        ("busy\n%", "right"), ("memory\nGB", "right"), ("left\n%", "right"), ("power\nW", "right"),
+        edge=True,
+    )  # fmt: skip
+    for i, name in enumerate(found["pool"].values):
+        here = found.isel(pool=i)
+        pools.add_row(
+            str(name), str(here["does"].item()), str(here["chip"].item()),
+            str(here["layout"].item()), f"{100 * float(here['pool_load']):.0f}",
+            f"{float(here['pool_memory_bytes']) / GB:,.1f}",
+            f"{100 * float(here['pool_memory_margin']):.0f}",
+            f"{float(here['pool_chip_power_w']):,.0f}",
+        )  # fmt: skip
+    used = [
+        f"{name} {100 * float(load_):.1f} %"
+        for name, load_ in zip(found["link"].values, found["link_load"].values, strict=True)
+        if load_ > 0.0
+    ]
+    verdict = f"bound by {found['binding'].item()}"
+    if not bool(found["feasible"]):
+        verdict = f"infeasible: {found['binding'].item()}"
+    parts = [
+        f"{name} {1e3 * float(value):.2f}"
+        for name, value in zip(found["part"].values, found["tpot_parts_s"].values, strict=True)
+        if value > 0.0
+    ]
+    return Group(
+        lines(title, style="bold"),
+        lines(f"{load} · engine {attrs.get('engine', 'neutral')}"),
+        "",
+        numbers,
+        "",
+        pools,
+        "",
+        lines(f"links busy: {', '.join(used)}" if used else ""),
+        lines(verdict, style="bold"),
+        lines(f"a token's way in ms: {', '.join(parts)}"),
+        lines(
+            f"price of {attrs.get('price_assumption', '')}",
+            "busy: share of time; J and $ per output token are those of what decodes",
+            style="dim",
+        ),
+    )
+
+
+def systems_table(found: "xr.Dataset", most: int = 14) -> "Group":
+    """Returns the points of `perfmodel.system_search.beside`, of each system the fewest that show
+    its whole range."""
+    import numpy as np
+    from rich.console import Group
+
+    x, y = str(found.attrs["x"]), str(found.attrs["y"])
+    rows = grid(
+        ("system", "left"), ("tok/s\nuser", "right"), ("tok/s\nchip", "right"),
+        ("TTFT\ns", "right"), ("chips", "right"), ("batch", "right"), ("", "left"),
+        ("busiest", "left"),
+    )  # fmt: skip
+    for name in dict.fromkeys(str(name) for name in found["system"].values):
+        own = np.flatnonzero(found["system"].values == name)
+        shown = np.unique(np.linspace(0, len(own) - 1, min(most, len(own))).round().astype(int))
+        for place, i in enumerate(own[shown]):
+            here = found.isel(point=i)
+            rows.add_row(
+                name if place == 0 else "",
+                f"{float(here['tokens_per_second_user']):,.1f}",
+                f"{float(here['output_tokens_per_second_chip']):,.1f}",
+                f"{float(here['ttft_s']):,.2f}", f"{float(here['chips']):g}",
+                f"{int(here['batch']):,}", str(here["words"].item()), str(here["busiest"].item()),
+            )  # fmt: skip
+    extra = []
+    if "hypervolume" in found.attrs:
+        extra.append(
+            f"descent reaches {found.attrs['hypervolume']:.2%} of the enumeration's hypervolume: "
+            f"{found.attrs['evaluated']:,} systems and {found.attrs['gradients']:,} gradients "
+            f"against {found.attrs['enumerated']:,} systems"
+        )
+    return Group(
+        lines(f"{_labels.model_title(str(found.attrs['model']))}: {y} against {x}", style="bold"),
+        lines(f"{_labels.lengths(found)} · at most {found.attrs['max_chips']} chips"),
+        "",
+        rows,
+        lines(*extra),
+    )
