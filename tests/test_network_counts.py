@@ -98,7 +98,8 @@ def dense(model: Model, op: Attention) -> Attention:
         if isinstance(body, BlockSparseAttention):
             most.append(body.index.blocks * body.index.size)
         elif isinstance(body, CompressedAttention) and body.index is not None:
-            near = min(op.queries + body.window - 1, op.keys)
+            # Of a context no longer than the slots, entries are one in `ratio` + 1 of all keys.
+            near = min(op.queries + body.window - 1, op.keys * body.ratio // (body.ratio + 1))
             most.append(near + body.index.top_k)
         elif isinstance(body, LatentAttention) and body.top_k is not None and op.latent:
             most.append(body.top_k)
