@@ -461,6 +461,8 @@ def _experts(
         shared_gate=routed.shared_gate if shared else 0,
         latent=latent,
         latent_norm=0 if latent is None else flag(config, arch, routed.latent_norm, where),
+        # Norms beyond the usual ones are around the experts and the layer beside them.
+        normed_apart=routed.norms > 0,
     )
 
 

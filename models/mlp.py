@@ -123,7 +123,9 @@ class MixtureOfExperts(eqx.Module):
     width, which a product makes of the hidden state on every rank and another turns back (latent
     mixtures: Nemotron 3, Kimi K3); `latent_norm` is 1 where they are normalised first. `routing` is
     the exponent of the power law by which tokens prefer some experts (`perfmodel.models.routing`),
-    None where they prefer none.
+    None where they prefer none. `normed_apart` is static: results of the experts and of the shared
+    layer are normed before they are added, so that ranks sum each first (Gemma 4: vLLM, class
+    Gemma4DecoderLayer).
     """
 
     experts: Real
@@ -137,6 +139,7 @@ class MixtureOfExperts(eqx.Module):
     latent: Real | None = None
     latent_norm: Real = 0
     routing: Real | None = None
+    normed_apart: bool = eqx.field(static=True, default=False, kw_only=True)
 
     def _width(self, hidden: Real) -> Real:
         """Returns the width of what experts take and give."""
@@ -270,6 +273,10 @@ class MixtureOfExperts(eqx.Module):
             left = hidden if self.shared is None else 0
             summed = hidden + self.latent_norm * (self.latent - left)
         ops += reduce_rows("expert_combine", "all_to_all", moved, group, step, summed, shard)
+        if self.normed_apart:
+            ops += reduce_rows(
+                "ffn_reduce_scatter", "reduce_scatter", rows, group, step, hidden, shard
+            )
         return tuple(ops)
 
     def _turned(

@@ -254,7 +254,11 @@ def head_operators(model: Model, step: Step, shard: Shard, precision: Precision)
     group = f"{step.phase}/rest"
     rows, logits = step.all_rows, step.logits
     columns = divide(model.vocabulary, shard.ranks)
+    mixing: Operators = ()
+    if model.streams is not None:
+        mixing = model.streams.head_operators(model.hidden, model.sublayers, step, precision)
     return (
+        *mixing,
         Vector("embedding", group, rows, model.hidden, model.hidden, 0),
         Collective(
             "embedding_all_reduce", group, "all_reduce", rows, model.hidden, shard.ranks
