@@ -15,6 +15,7 @@ from benchmarks._report import Result
 NAMES = {
     "forward": "estimates per second",
     "gradient": "gradients per second",
+    "systems": "systems of several pools per second",
     "frontier": "the main job as a command",
     "compiles": "programs compiled for the whole catalogue",
     "simulation": "10,000 requests, one by one",

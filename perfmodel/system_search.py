@@ -149,13 +149,14 @@ def _options() -> Mapping[str, str]:
 
 
 @functools.cache
-def _of(part_pools: tuple[int, ...]) -> Any:
+def program_of(part_pools: tuple[int, ...]) -> Any:
+    """Returns the function that evaluates many systems: `part_pools` is the pool of each part."""
     return functools.partial(_many, part_pools)
 
 
 @functools.cache
 def _program(part_pools: tuple[int, ...]) -> Any:
-    return jax.jit(_of(part_pools), compiler_options=dict(_options()))
+    return jax.jit(program_of(part_pools), compiler_options=dict(_options()))
 
 
 class Space(NamedTuple):
@@ -187,7 +188,7 @@ def score(space: Space, choices: Choice) -> dict[str, np.ndarray]:
             space.made.built, part, asked.network, asked.load, engine, limits, space.made.draft,
         )  # fmt: skip
         name = f"systems-{'-'.join(map(str, space.part_pools))}"
-        program = cache.stored(name, _of(space.part_pools), values, _options())
+        program = cache.stored(name, program_of(space.part_pools), values, _options())
         numbers = jax.device_get((program or _program(space.part_pools))(*values))
         found.append({k: np.asarray(v)[: stop - start] for k, v in numbers.items()})
     return {name: np.concatenate([part[name] for part in found]) for name in found[0]}
