@@ -1,7 +1,7 @@
 """Servers of a deployment as an engine would start them: what each does, where it runs, and shells.
 
-A `Deployment` is what `perfmodel.export` reads from a result; `perfmodel._engine_commands` writes it
-as the commands of one engine.
+A `Deployment` is what `perfmodel.export` reads from a result; `perfmodel._launch_vllm` and its like
+write it as the commands of one engine.
 """
 
 import dataclasses
@@ -202,7 +202,9 @@ def quoted(word: object) -> str:
 
 
 def command(
-    program: Sequence[object], flags: Sequence[Flag], environment: Mapping[str, object] | None = None
+    program: Sequence[object],
+    flags: Sequence[Flag],
+    environment: Mapping[str, object] | None = None,
 ) -> str:
     """Returns a command with a flag on each line; flags whose value is a tuple take all of it.
 
@@ -241,9 +243,7 @@ def kv_heads(model: ModelEntry) -> int:
 
 def hybrid(model: ModelEntry) -> bool:
     """Returns whether layers keep different things: states, windows, or all keys."""
-    kinds = {
-        (type(b.body), getattr(b.body, "window", None) is None) for b in model.model.attention
-    }
+    kinds = {(type(b.body), getattr(b.body, "window", None) is None) for b in model.model.attention}
     return len(kinds) > 1
 
 
@@ -253,4 +253,6 @@ def refuse(engine: str, words: str, nearest: str = "") -> InputError:
     >>> str(refuse("vLLM 0.33.0", "no wafers", "h100"))
     '--export: vLLM 0.33.0: no wafers (nearest: h100)'
     """
-    return InputError(f"--export: {engine}: {words}" + (f" (nearest: {nearest})" if nearest else ""))
+    return InputError(
+        f"--export: {engine}: {words}" + (f" (nearest: {nearest})" if nearest else "")
+    )

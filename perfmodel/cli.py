@@ -282,7 +282,9 @@ def estimate(
     ] = False,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Write sensitivity.nc, .png and .html there."),
+        typer.Option(
+            metavar="DIR", help="Write sensitivity.nc, .png and .html, or the commands there."
+        ),
     ] = None,
     trace: Annotated[
         str | None,
@@ -309,6 +311,12 @@ def estimate(
         int, typer.Option(help="Micro-batches that take turns between pools.")
     ] = 1,
     link: _Link = None,
+    export: Annotated[
+        str | None,
+        typer.Option(
+            metavar="vllm|sglang|trtllm", help="Tell the commands that start and measure it."
+        ),
+    ] = None,
     assume_dense: _Dense = False,
     json: _Json = False,
 ) -> None:
@@ -322,7 +330,7 @@ def estimate(
     if any(named.values()) or draft is not None:
         from perfmodel import _system_command
 
-        if operators or sensitivity or out is not None or trace is not None:
+        if operators or sensitivity or trace is not None or (out is not None and export is None):
             raise InputError(
                 "--operators, --sensitivity, --out and --trace: of one pool only, not of several"
             )
@@ -337,20 +345,23 @@ def estimate(
         )  # fmt: skip
         with _working("evaluating", quiet=json):
             _ready()
-            found = _system_command.run(
-                made, batch=batch, isl=isl, osl=osl, prefix_hit=prefix_hit, engine=engine,
+            found, scripts = _system_command.run(
+                made, export, batch=batch, isl=isl, osl=osl, prefix_hit=prefix_hit, engine=engine,
                 slo_ttft=_time(slo_ttft, "--slo-ttft"), slo_tpot=_time(slo_tpot, "--slo-tpot"),
                 price=price, ownership=ownership, electricity=electricity, pue=pue,
                 lifetime=lifetime, routing=_exponent(routing),
-            ).assign_attrs(_command(context))  # fmt: skip
+            )  # fmt: skip
+            found = found.assign_attrs(_command(context))
+        commands = _commands(context, scripts, out)
         if json:
             from perfmodel import _json
 
-            _print_json(_json.system(found))
+            _print_json(_json.system(found) | commands)
         else:
             from perfmodel import report
 
             report.write(report.system_table(found))
+            _print_commands(context, scripts, commands)
         if not bool(found["feasible"]):
             raise Infeasible(str(found["binding"].item()))
         return
@@ -370,8 +381,8 @@ def estimate(
         price=price, ownership=ownership, electricity=electricity, pue=pue, lifetime=lifetime,
         routing=_exponent(routing),
     )  # fmt: skip
-    if out is not None and not sensitivity:
-        raise InputError("--out: there is something to write with --sensitivity only")
+    if out is not None and not sensitivity and export is None:
+        raise InputError("--out: there is something to write with --sensitivity or --export")
     with _working("evaluating", quiet=json):
         import perfmodel
         from perfmodel import report
@@ -388,10 +399,19 @@ def estimate(
             moved = perfmodel.sensitivity(network, chip, **options).assign_attrs(_command(context))
             if out is not None and bool(moved["elasticity"].notnull().any()):
                 files = report.save_sensitivity(moved, out)
+        scripts = None
+        if export is not None:
+            from perfmodel import export as exporting
+
+            formats = dict(weights=weights, activations=activations, kv=kv)
+            scripts = exporting.scripts(
+                export, lambda: exporting.of_pool(network, chip, found, engine=engine, **formats)
+            )
+    commands = _commands(context, scripts, out)
     if json:
         from perfmodel import _json
 
-        _print_json(_json.estimate(found, opened, moved, files))
+        _print_json(_json.estimate(found, opened, moved, files) | commands)
     else:
         report.write(report.estimate_table(found, opened))
         if operators and opened is not None:
@@ -400,8 +420,29 @@ def estimate(
             report.write(report.sensitivity_table(moved))
         if files:
             report.write("\n".join(f"wrote {path}" for path in files.values()))
+        _print_commands(context, scripts, commands)
     if not bool(found["feasible"]):
         raise Infeasible(f"{found['binding'].item()}: {found['advice'].item()}")
+
+
+def _commands(context: typer.Context, scripts: Any, out: Path | None) -> dict[str, Any]:
+    """Returns what a JSON object has of exported commands; written to a folder where one is."""
+    if scripts is None:
+        return {}
+    made = _command(context)["command"]
+    files = {} if out is None else scripts.write(out, made)
+    told = {"engine": scripts.engine, "version": scripts.version, "notes": scripts.notes}
+    paths = {"files": files} if files else {}
+    return {"export": {**told, "scripts": scripts.files(made), **paths}}
+
+
+def _print_commands(context: typer.Context, scripts: Any, commands: dict[str, Any]) -> None:
+    """Prints exported commands as they are, or where they were written."""
+    if scripts is None:
+        return
+    files = commands["export"].get("files", {})
+    written = "\n".join(f"wrote {path}" for path in files.values())
+    sys.stdout.write("\n" + (written or scripts.text(_command(context)["command"])) + "\n")
 
 
 def _estimate_function(
