@@ -49,7 +49,7 @@ def commands(deployment: Deployment, label: str) -> dict[str, str]:
         start = command(["trtllm-serve", deployment.model.path], flags, devices(process))
         texts[process.file] = here(options, _options(deployment, server, label)) + "\n" + start
     if deployment.apart:
-        lines = ["hostname: localhost", "port: 8000", "backend: pytorch"]
+        lines = [f"hostname: {LOCAL}", "port: 8000", "backend: pytorch"]
         for role, key in (("prefill", "context_servers"), ("decode", "generation_servers")):
             of_role = [process for process in found if process.server.role == role]
             lines += [f"{key}:", f"  num_instances: {len(of_role)}", "  urls:"]

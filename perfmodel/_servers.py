@@ -13,7 +13,7 @@ from perfmodel.errors import InputError
 from perfmodel.formats import PrecisionName
 from perfmodel.models.catalogue import ModelEntry
 
-LOCAL = "localhost"
+LOCAL = "127.0.0.1"
 
 
 class Shell(str):
@@ -164,8 +164,8 @@ def processes(deployment: Deployment) -> list[Process]:
 def host(name: str) -> Shell:
     """Returns a host as a word: itself, or the variable that holds it.
 
-    >>> host("localhost"), host("DECODE_0")
-    ('localhost', '"$DECODE_0"')
+    >>> host("127.0.0.1"), host("DECODE_0")
+    ('127.0.0.1', '"$DECODE_0"')
     """
     return Shell(name if name == LOCAL else f'"${name}"')
 
@@ -182,7 +182,7 @@ def url(name: str, port: int, scheme: str = "http://") -> Shell:
 def variables(names: Sequence[str]) -> str:
     """Returns lines that set the variables of hosts to what is to be put there, each once.
 
-    >>> print(variables(["localhost", "DECODE_0", "DECODE_0"]))
+    >>> print(variables(["127.0.0.1", "DECODE_0", "DECODE_0"]))
     DECODE_0=${DECODE_0:-decode-0}  # host name or address
     """
     return "\n".join(

@@ -403,9 +403,9 @@ def estimate(
         if export is not None:
             from perfmodel import export as exporting
 
-            formats = dict(weights=weights, activations=activations, kv=kv)
+            given: dict[str, Any] = dict(weights=weights, activations=activations, kv=kv)
             scripts = exporting.scripts(
-                export, lambda: exporting.of_pool(network, chip, found, engine=engine, **formats)
+                export, lambda: exporting.of_pool(network, chip, found, engine=engine, **given)
             )
     commands = _commands(context, scripts, out)
     if json:

@@ -209,45 +209,55 @@ def of_system(
     if tokens != int(tokens):
         raise InputError(f"--export: engines draft whole tokens, not {tokens:g}")
     apart = where.prefill != where.attention
-    roles = {"prefill": where.prefill, "decode": where.attention} if apart else {
-        "serve": where.attention
-    }  # fmt: skip
-    order, servers = list(made.pools), []
-    batch = float(found.attrs["batch"])
-    for role, name in roles.items():
-        asked = made.pools[name]
-        if asked.replicas != int(asked.replicas):
-            told = f"{asked.replicas:g} replicas of {name}"
-            raise InputError(
-                f"--export: {told} are no whole servers (nearest: {asked.replicas:.0f})"
-            )
-        if asked.regions > 1:
-            raise InputError("--export: engines know no regions (nearest: leave it out)")
-        part = made.built.prefill if role == "prefill" else made.built.attention
-        chunk, precision = int(part.plan.chunk), made.asked.formats[order.index(name)]
-        here = found.sel(pool=name)
-        (entry,) = question.unique_chips([asked.chip])
-        new = max(made.asked.load.isl * (1.0 - made.asked.load.prefix_hit), 1.0)
-        servers.append(
-            _server(
-                role, entry, precision, made.asked.engine,
-                _Memory(float(here["pool_weight_bytes"])),
-                {k: getattr(asked, k) for k in ("tp", "pp", "ep", "attention_dp")}
-                | {"cp": 1, "chunk": chunk},
-                replicas=int(asked.replicas),
-                # Prompts that a step of the prefill pool has room for.
-                sequences=math.ceil(chunk / new) * asked.attention_dp if role == "prefill"
-                else found["running"].item(),
-                length=_length(model, found, precision, float(here["pool_memory_margin"]), entry),
-            )
-        )  # fmt: skip
+    roles = {"serve": where.attention}
+    if apart:
+        roles = {"prefill": where.prefill, "decode": where.attention}
+    replicas = {role: _whole(name, made.pools[name].replicas) for role, name in roles.items()}
     # One replica of a single pool is started, every replica of decoding where there are two.
-    replicas = servers[-1].replicas if apart else 1
-    guess = None if draft is None else question.find_model(draft)
-    deployment = _deployment(model, tuple(servers), found, math.ceil(batch * replicas))
-    if guess is None:
+    concurrency = math.ceil(float(found.attrs["batch"]) * replicas.get("decode", 1))
+    at_once = dict.fromkeys(roles, found["running"].item())
+    if apart:
+        # Every request may be waiting for its prompt, each at one of the servers.
+        at_once["prefill"] = concurrency / replicas["prefill"]
+    servers = tuple(
+        _system_server(made, found, role, name, replicas[role], at_once[role])
+        for role, name in roles.items()
+    )
+    deployment = _deployment(model, servers, found, concurrency)
+    if draft is None:
         return deployment
-    return dataclasses.replace(deployment, draft=checkpoint(guess), draft_tokens=int(tokens))
+    guess = checkpoint(question.find_model(draft))
+    return dataclasses.replace(deployment, draft=guess, draft_tokens=int(tokens))
+
+
+def _whole(name: str, replicas: float) -> int:
+    """Returns replicas of a pool, which must be whole servers."""
+    if replicas != int(replicas):
+        near = max(round(replicas), 1)
+        raise InputError(
+            f"--export: {replicas:g} replicas of {name} are no whole servers (nearest: {near})"
+        )
+    return int(replicas)
+
+
+def _system_server(
+    made: SystemAsked, found: xr.Dataset, role: str, name: str, replicas: int, sequences: float
+) -> Server:
+    """Returns the server of a pool of a system."""
+    asked, here = made.pools[name], found.sel(pool=name)
+    if asked.regions > 1:
+        raise InputError("--export: engines know no regions (nearest: leave it out)")
+    part = made.built.prefill if role == "prefill" else made.built.attention
+    precision = made.asked.formats[list(made.pools).index(name)]
+    (entry,) = question.unique_chips([asked.chip])
+    margin = float(here["pool_memory_margin"])
+    return _server(
+        role, entry, precision, made.asked.engine, _Memory(float(here["pool_weight_bytes"])),
+        {"tp": asked.tp, "pp": asked.pp, "ep": asked.ep, "attention_dp": asked.attention_dp,
+         "cp": 1, "chunk": int(part.plan.chunk)},
+        replicas=replicas, sequences=sequences,
+        length=_length(made.asked.model, found, precision, margin, entry),
+    )  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
