@@ -18,6 +18,7 @@ from perfmodel._servers import (
     Server,
     command,
     here,
+    hybrid,
     processes,
     refuse,
     scripts,
@@ -72,6 +73,8 @@ def _port(process: Process) -> int:
 
 
 def _checks(deployment: Deployment, server: Server, label: str) -> None:
+    if deployment.apart and hybrid(deployment.model.entry):
+        raise refuse(label, "hands over no caches that differ between layers")
     quantised(deployment.model, server, label, {})
     if server.nodes > 1:
         told = (

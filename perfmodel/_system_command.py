@@ -59,7 +59,8 @@ def bandwidth(text: str | None) -> float | None:
 
 def run(asked: Asked, export: str | None, **options: Any) -> tuple["xr.Dataset", Any]:
     """Returns what the system asked for achieves, and its commands for an engine where named."""
-    from perfmodel import systems
+    from perfmodel import _export_command, systems
+    from perfmodel.export import of_system
 
     network, pools, base, extra = _read(asked)
     where, named = systems.table(pools, base)
@@ -67,15 +68,10 @@ def run(asked: Asked, export: str | None, **options: Any) -> tuple["xr.Dataset",
         network, named, where, micro=float(asked.micro_batches), **extra, **options
     )  # fmt: skip
     found = systems.dataset(made, systems.evaluate(made), options["batch"])
-    if export is None:
-        return found, None
-    from perfmodel import export as exporting
-
     tokens = asked.draft_tokens if "draft" in extra else 0.0
-    scripts = exporting.scripts(
-        export, lambda: exporting.of_system(made, found, extra.get("draft"), tokens)
+    return found, _export_command.scripts(
+        export, lambda: of_system(made, found, extra.get("draft"), tokens)
     )
-    return found, scripts
 
 
 def frontier(asked: Asked, chips: list[str], plain: dict[str, Any], **options: Any) -> "xr.Dataset":

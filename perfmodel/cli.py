@@ -326,6 +326,9 @@ def estimate(
     own for prefill, attention, FFN or drafts, that of the whole system: CHIP and its options are
     then the pool of the rest. Exit status 3 where it does not fit or misses a limit.
     """
+    from perfmodel import _export_command
+
+    _export_command.check(export, trace)
     named = {"prefill": prefill, "decode": decode, "attention": attention, "ffn": ffn}
     if any(named.values()) or draft is not None:
         from perfmodel import _system_command
@@ -352,16 +355,16 @@ def estimate(
                 lifetime=lifetime, routing=_exponent(routing),
             )  # fmt: skip
             found = found.assign_attrs(_command(context))
-        commands = _commands(context, scripts, out)
+        made_by = found.attrs["command"]
         if json:
             from perfmodel import _json
 
-            _print_json(_json.system(found) | commands)
+            _print_json(_json.system(found) | _export_command.told(scripts, out, made_by))
         else:
             from perfmodel import report
 
             report.write(report.system_table(found))
-            _print_commands(context, scripts, commands)
+            _export_command.show(scripts, out, made_by)
         if not bool(found["feasible"]):
             raise Infeasible(str(found["binding"].item()))
         return
@@ -386,6 +389,7 @@ def estimate(
     with _working("evaluating", quiet=json):
         import perfmodel
         from perfmodel import report
+        from perfmodel.export import of_pool
 
         _ready()
         network = perfmodel.load_model(model, assume_dense=assume_dense)
@@ -399,19 +403,18 @@ def estimate(
             moved = perfmodel.sensitivity(network, chip, **options).assign_attrs(_command(context))
             if out is not None and bool(moved["elasticity"].notnull().any()):
                 files = report.save_sensitivity(moved, out)
-        scripts = None
-        if export is not None:
-            from perfmodel import export as exporting
-
-            given: dict[str, Any] = dict(weights=weights, activations=activations, kv=kv)
-            scripts = exporting.scripts(
-                export, lambda: exporting.of_pool(network, chip, found, engine=engine, **given)
-            )
-    commands = _commands(context, scripts, out)
+        scripts = _export_command.scripts(
+            export,
+            lambda: of_pool(
+                network, chip, found, engine=engine, weights=weights, activations=activations, kv=kv
+            ),
+        )
+    made_by = found.attrs["command"]
     if json:
         from perfmodel import _json
 
-        _print_json(_json.estimate(found, opened, moved, files) | commands)
+        exported = _export_command.told(scripts, out, made_by)
+        _print_json(_json.estimate(found, opened, moved, files) | exported)
     else:
         report.write(report.estimate_table(found, opened))
         if operators and opened is not None:
@@ -420,29 +423,9 @@ def estimate(
             report.write(report.sensitivity_table(moved))
         if files:
             report.write("\n".join(f"wrote {path}" for path in files.values()))
-        _print_commands(context, scripts, commands)
+        _export_command.show(scripts, out, made_by)
     if not bool(found["feasible"]):
         raise Infeasible(f"{found['binding'].item()}: {found['advice'].item()}")
-
-
-def _commands(context: typer.Context, scripts: Any, out: Path | None) -> dict[str, Any]:
-    """Returns what a JSON object has of exported commands; written to a folder where one is."""
-    if scripts is None:
-        return {}
-    made = _command(context)["command"]
-    files = {} if out is None else scripts.write(out, made)
-    told = {"engine": scripts.engine, "version": scripts.version, "notes": scripts.notes}
-    paths = {"files": files} if files else {}
-    return {"export": {**told, "scripts": scripts.files(made), **paths}}
-
-
-def _print_commands(context: typer.Context, scripts: Any, commands: dict[str, Any]) -> None:
-    """Prints exported commands as they are, or where they were written."""
-    if scripts is None:
-        return
-    files = commands["export"].get("files", {})
-    written = "\n".join(f"wrote {path}" for path in files.values())
-    sys.stdout.write("\n" + (written or scripts.text(_command(context)["command"])) + "\n")
 
 
 def _estimate_function(

@@ -125,18 +125,6 @@ def export(engine: str, deployment: Deployment) -> Export:
     return Export(engine, known["title"], known["version"], _notes(deployment), scripts)
 
 
-def scripts(engine: str, deployment: Callable[[], Deployment]) -> Export | None:
-    """Returns the commands of a deployment that is read when asked for; None where it cannot run.
-
-    The engine's name is checked before.
-    """
-    documented(engine)
-    try:
-        return export(engine, deployment())
-    except Infeasible:
-        return None
-
-
 def _notes(deployment: Deployment) -> tuple[str, ...]:
     """Returns what whoever starts the commands must know."""
     notes = []
@@ -215,7 +203,7 @@ def of_system(
     replicas = {role: _whole(name, made.pools[name].replicas) for role, name in roles.items()}
     # One replica of a single pool is started, every replica of decoding where there are two.
     concurrency = math.ceil(float(found.attrs["batch"]) * replicas.get("decode", 1))
-    at_once = dict.fromkeys(roles, found["running"].item())
+    at_once = dict.fromkeys(roles, float(found["running"]))
     if apart:
         # Every request may be waiting for its prompt, each at one of the servers.
         at_once["prefill"] = concurrency / replicas["prefill"]

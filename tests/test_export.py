@@ -9,7 +9,7 @@ import subprocess
 import pytest
 import xarray as xr
 
-from perfmodel import chips, export, systems
+from perfmodel import _export_command, chips, export, systems
 from perfmodel.errors import Infeasible, InputError
 
 LLAMA, MIXTURE = "llama-3.3-70b", "qwen3-235b-a22b-fp8"
@@ -338,6 +338,11 @@ REFUSED = {
     ),
     "offload": ("vllm", lambda: of_pool(offload=0.5), "engines know no offload"),
     "no checkpoint": ("vllm", lambda: of_pool("palm-540b"), "no checkpoint of palm-540b is public"),
+    "caches of two kinds": (
+        "trtllm",
+        lambda: of_system({"prefill": "h100:tp=8", "decode": "h100:tp=8"}, model="gpt-oss-120b"),
+        "no caches that differ between layers",
+    ),
     "unknown": ("vlm", of_pool, "unknown engine 'vlm' (nearest: vllm"),
 }  # fmt: skip
 
@@ -360,4 +365,4 @@ def test_what_an_engine_cannot_do_is_refused_in_a_line(case):
 def test_what_cannot_run_is_not_exported():
     with pytest.raises(Infeasible):
         of_pool(e2e_s=float("nan"))
-    assert export.scripts("vllm", lambda: of_pool(e2e_s=float("nan"))) is None
+    assert _export_command.scripts("vllm", lambda: of_pool(e2e_s=float("nan"))) is None
