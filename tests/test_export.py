@@ -9,7 +9,7 @@ import subprocess
 import pytest
 import xarray as xr
 
-from perfmodel import _export_command, chips, export, systems
+from perfmodel import _export_command, chips, cli, export, systems
 from perfmodel.errors import Infeasible, InputError
 
 LLAMA, MIXTURE = "llama-3.3-70b", "qwen3-235b-a22b-fp8"
@@ -286,6 +286,30 @@ def test_a_replica_of_several_nodes():
     assert second["--data-parallel-address"] == "$SERVE_0"
     first = server("sglang", wide, "serve-node0.sh")
     assert first["--nnodes"] == "2" and first["--dist-init-addr"] == "$SERVE_0:20000"
+
+
+def test_keys_are_spread_over_ranks_that_hold_copies():
+    # Latent attention has one head of keys, so 8 ranks hold 8 copies; 4 heads of keys leave 2.
+    latent = of_pool("deepseek-v3", "h200", cp=8)
+    assert server("vllm", latent)["--decode-context-parallel-size"] == "8"
+    assert server("sglang", of_pool(MIXTURE, "h200", cp=2))["--dcp-size"] == "2"
+    with pytest.raises(InputError, match="cp 4 exceeds the 2 copies"):
+        export.export("sglang", of_pool(MIXTURE, "h200", cp=4))
+
+
+@pytest.mark.slow
+def test_the_command_of_a_system(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(cli, "_ready", lambda: None)
+    asked = ["estimate", "llama-3.1-8b", "--prefill", "h100:replicas=2", "--decode", "h100:tp=2"]
+    asked += ["--batch", "16", "--isl", "1000", "--osl", "200", "--export", "sglang"]
+    assert cli.main([*asked, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["export"]
+    names = ["prefill-0.sh", "prefill-1.sh", "decode-0.sh", "router.sh", "bench.sh"]
+    assert list(found["scripts"]) == names
+    assert "CUDA_VISIBLE_DEVICES=2,3 " in found["scripts"]["decode-0.sh"]
+    assert cli.main([*asked, "--out", str(tmp_path)]) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
+    assert "estimate llama-3.1-8b --prefill h100" in (tmp_path / "router.sh").read_text()
 
 
 # ---- What engines cannot do is refused in one line ----
