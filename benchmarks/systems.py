@@ -9,7 +9,7 @@ import numpy as np
 from benchmarks import _engine
 from benchmarks._measure import repeated, timed
 from benchmarks._report import Result
-from perfmodel import cache, question, speculation, system_search, systems
+from perfmodel import question, speculation, system_search, systems
 from perfmodel.system_search import BLOCK, Choice, Space
 
 _BUDGET = 1e6

@@ -94,9 +94,10 @@ def scheduling(batching: str, kv: str) -> "Scheduling | None":
     return Scheduling(kind == "static", wide, reserved if policy == "reserved" else None)
 
 
-def run(asked: Asked, **options: Any) -> "xr.Dataset":
-    """Returns what the system asked for achieves."""
-    from perfmodel import systems
+def run(asked: Asked, export: str | None, **options: Any) -> tuple["xr.Dataset", Any]:
+    """Returns what the system asked for achieves, and its commands for an engine where named."""
+    from perfmodel import _export_command, systems
+    from perfmodel.export import of_system
 
     network, pools, base, extra = _read(asked)
     where, named = systems.table(pools, base)
@@ -108,12 +109,16 @@ def run(asked: Asked, **options: Any) -> "xr.Dataset":
     mix = _traffic(asked)
     if mix is not None and mix.note:
         found = found.assign_attrs(traffic=mix.note)
+    tokens = asked.draft_tokens if "draft" in extra else 0.0
+    scripts = _export_command.scripts(
+        export, lambda: of_system(made, found, extra.get("draft"), tokens)
+    )
     if not asked.simulate:
-        return found
+        return found, scripts
     from perfmodel import percentiles
 
     followed = percentiles.percentiles(made, batch, requests=max(asked.simulate, 10))
-    return found.merge(followed, combine_attrs="override")
+    return found.merge(followed, combine_attrs="override"), scripts
 
 
 def frontier(asked: Asked, chips: list[str], plain: dict[str, Any], **options: Any) -> "xr.Dataset":

@@ -312,7 +312,9 @@ def estimate(
     ] = False,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Write sensitivity.nc, .png and .html there."),
+        typer.Option(
+            metavar="DIR", help="Write sensitivity.nc, .png and .html, or the commands there."
+        ),
     ] = None,
     ranges: Annotated[
         bool,
@@ -346,6 +348,12 @@ def estimate(
         int, typer.Option(help="Micro-batches that take turns between pools.")
     ] = 1,
     link: _Link = None,
+    export: Annotated[
+        str | None,
+        typer.Option(
+            metavar="vllm|sglang|trtllm", help="Tell the commands that start and measure it."
+        ),
+    ] = None,
     assume_dense: _Dense = False,
     json: _Json = False,
 ) -> None:
@@ -355,6 +363,12 @@ def estimate(
     own for prefill, attention, FFN or drafts, that of the whole system: CHIP and its options are
     then the pool of the rest. Exit status 3 where it does not fit or misses a limit.
     """
+    from perfmodel import _export_command
+
+    _export_command.check(export, trace)
+    if trace is not None and not _is_table(trace):
+        _estimate_function(context, trace, shape or [], model, json)
+        return
     named = {"prefill": prefill, "decode": decode, "attention": attention, "ffn": ffn}
     kv, policy = _kv(kv)
     scheduled = (
@@ -364,7 +378,7 @@ def estimate(
     if any(named.values()) or draft is not None or any(scheduled):
         from perfmodel import _system_command
 
-        if operators or sensitivity or out is not None:
+        if operators or sensitivity or (out is not None and export is None):
             raise InputError(
                 "--operators, --sensitivity and --out: of one pool, one class and pages of KV only"
             )
@@ -381,25 +395,25 @@ def estimate(
         )  # fmt: skip
         with _working("evaluating", quiet=json):
             _ready()
-            found = _system_command.run(
-                made, batch=batch, isl=isl, osl=osl, prefix_hit=prefix_hit, engine=engine,
+            found, scripts = _system_command.run(
+                made, export, batch=batch, isl=isl, osl=osl, prefix_hit=prefix_hit, engine=engine,
                 slo_ttft=_time(slo_ttft, "--slo-ttft"), slo_tpot=_time(slo_tpot, "--slo-tpot"),
                 price=price, ownership=ownership, electricity=electricity, pue=pue,
                 lifetime=lifetime, routing=_exponent(routing),
-            ).assign_attrs(_command(context))  # fmt: skip
+            )  # fmt: skip
+            found = found.assign_attrs(_command(context))
+        made_by = found.attrs["command"]
         if json:
             from perfmodel import _json
 
-            _print_json(_json.system(found))
+            _print_json(_json.system(found) | _export_command.told(scripts, out, made_by))
         else:
             from perfmodel import report
 
             report.write(report.system_table(found))
+            _export_command.show(scripts, out, made_by)
         if not bool(found["feasible"]):
             raise Infeasible(str(found["binding"].item()))
-        return
-    if trace is not None and not _is_table(trace):
-        _estimate_function(context, trace, shape or [], model, json)
         return
     if shape:
         raise InputError("--shape: it is of the function that --trace names")
@@ -414,11 +428,12 @@ def estimate(
         price=price, ownership=ownership, electricity=electricity, pue=pue, lifetime=lifetime,
         routing=_exponent(routing), images=images or None,
     )  # fmt: skip
-    if out is not None and not sensitivity:
-        raise InputError("--out: there is something to write with --sensitivity only")
+    if out is not None and not sensitivity and export is None:
+        raise InputError("--out: there is something to write with --sensitivity or --export")
     with _working("evaluating", quiet=json):
         import perfmodel
         from perfmodel import report
+        from perfmodel.export import of_pool
 
         _ready()
         network = perfmodel.load_model(model, assume_dense=assume_dense)
@@ -433,10 +448,18 @@ def estimate(
             moved = perfmodel.sensitivity(network, chip, **options).assign_attrs(_command(context))
             if out is not None and bool(moved["elasticity"].notnull().any()):
                 files = report.save_sensitivity(moved, out)
+        scripts = _export_command.scripts(
+            export,
+            lambda: of_pool(
+                network, chip, found, engine=engine, weights=weights, activations=activations, kv=kv
+            ),
+        )
+    made_by = found.attrs["command"]
     if json:
         from perfmodel import _json
 
-        _print_json(_json.estimate(found, opened, moved, files, spans))
+        exported = _export_command.told(scripts, out, made_by)
+        _print_json(_json.estimate(found, opened, moved, files, spans) | exported)
     else:
         report.write(report.estimate_table(found, opened, spans))
         if operators and opened is not None:
@@ -445,6 +468,7 @@ def estimate(
             report.write(report.sensitivity_table(moved))
         if files:
             report.write("\n".join(f"wrote {path}" for path in files.values()))
+        _export_command.show(scripts, out, made_by)
     if not bool(found["feasible"]):
         raise Infeasible(f"{found['binding'].item()}: {found['advice'].item()}")
 

@@ -106,6 +106,24 @@ def test_ownership_and_axes_on_the_command_line(capsys):
     assert "nearest: list" in fails(capsys, 2, *DESIGN, "--ownership", "lst")
 
 
+def test_estimate_exports_commands(capsys, tmp_path):
+    asked = [*DESIGN, "--prefix-hit", "0.256", "--export"]
+    found = json.loads(run(capsys, *asked, "sglang", "--json")[1])["export"]
+    assert (found["engine"], list(found["scripts"])) == ("sglang", ["serve.sh", "bench.sh"])
+    assert "--gsp-system-prompt-len 1024" in found["scripts"]["bench.sh"]
+    status, out, _ = run(capsys, *asked, "vllm")
+    assert status == 0 and "TTFT" in out
+    assert "# perfmodel estimate llama-3.3-70b h100 --tp 8 --batch 4" in out
+    assert "\n  --max-num-seqs 4 \\\n" in out and "--random-prefix-len 1024 " in out
+    status, out, _ = run(capsys, *asked, "trtllm", "--out", str(tmp_path / "run"))
+    assert status == 0 and f"wrote {tmp_path / 'run' / 'serve.sh'}" in out
+    assert "trtllm-serve" in (tmp_path / "run" / "serve.sh").read_text()
+    assert "makes no int8" in fails(capsys, 2, *asked, "vllm", "--weights", "int8")
+    # What cannot run is not exported, and says what helps as before.
+    status, out, err = run(capsys, "estimate", MODEL, CHIP, "--export", "vllm", "--json")
+    assert status == 3 and "export" not in json.loads(out) and "TP" in err
+
+
 def test_infeasible_is_3_with_what_helps(capsys):
     status, out, err = run(capsys, "estimate", MODEL, CHIP, "--json")
     found = json.loads(out)
