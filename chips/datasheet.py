@@ -187,13 +187,14 @@ def _check_consistent(numbers: Mapping[str, Number], where: str) -> None:
 
 
 LEAST_ENERGY = {
-    "peak_bf16": 0.04e-12, "peak_fp8": 0.02e-12, "peak_int8": 0.02e-12, "peak_fp4": 0.006e-12,
+    "peak_bf16": 0.038e-12, "peak_fp8": 0.009e-12, "peak_int8": 0.02e-12, "peak_fp4": 0.004e-12,
     "memory_bandwidth": 0.1e-12, "link_bandwidth": 1e-12,
 }  # fmt: skip
 """Least energy of a FLOP or a byte at full rate that is believed [J], assumed.
 
-A tenth of the least power limit over the rate among chips that are made: 0.44 pJ a 16-bit FLOP
-(B200), 0.22 pJ in 8 bits, 0.063 pJ in 4 (Corsair), 1 pJ a byte of on-chip memory (WSE-2). Links:
+A tenth of the least power limit over the rate among chips that are made or announced: 0.38 pJ a
+16-bit FLOP, 0.088 pJ in 8 bits, 0.044 pJ in 4 (all Rubin CPX; 0.2 pJ for integers), 1 pJ a byte of
+on-chip memory (WSE-2). Links:
 a tenth of about 1.3 pJ a bit of NVLink-C2C. What is below is a slip of units.
 """
 

@@ -566,14 +566,22 @@ def estimate(
     away = maximum(osl - 1.0, 0.0)
     # A batch in step stays until its longest output ends; idle places are computed all the same.
     stays = away if load.spread is None else away * (1.0 + together * (load.last_of(running) - 1.0))
-    queued = closed_queue(service, stays * tpot, running, variability(load, engine))
+    # While a prompt is computed, others decode all the same, in steps that last longer: they come
+    # back after as many steps, not after as much time. Prompts in steps of their own stop them.
+    each = (1.0 - alone) * mixed_round + alone * tpot
+    queued = closed_queue(service, stays * each, running, variability(load, engine))
     prefill_time = fill + queued - together * (queued - service)
-    # A request that finds others decoding waits, on average, for half of that step to end; behind
-    # another's chunk it waits in the queue instead.
-    stepwise = 0.5 * engine.admission_steps * tpot * minimum(others, 1.0)
-    before = engine.request_time + stepwise * (1.0 - minimum(share, 1.0))
-    rate = running * inverse(before + prefill_time + stays * tpot)
-    share = minimum(share, per_round * rate * tpot * others * inverse(running))
+    # A request that finds others decoding waits for the running step to end, on average half of
+    # it: of a long one more often. Behind a prompt in a step of its own it waits in the queue.
+    square = decode_round * decode_round + minimum(share, 1.0) * (
+        mixed_round * mixed_round - decode_round * decode_round
+    )
+    running_step = (1.0 - alone) * square * inverse(tpot)
+    running_step = running_step + alone * tpot * (1.0 - minimum(share, 1.0))
+    later = (engine.admission_steps - 1.0) * tpot * (1.0 - alone * minimum(share, 1.0))
+    before = engine.request_time + 0.5 * (running_step + later) * minimum(others, 1.0)
+    there = stays + (before + prefill_time) * inverse(tpot)
+    share = minimum(share, per_round * others * inverse(there))
     tpot = mean_round(share)
     first = load.burst + together * (1.0 - load.burst)
     started = before + prefill_time + first * 0.5 * others * service

@@ -301,13 +301,19 @@ def evaluate(
         share = minimum(prompts.per_round * others * inverse(cycles), most_share)
         time = with_chunks(turn, share)
         handed = _handed(system, model, varied, prompts, stays * time, every, every_p, running)
-        queued = closed_queue(prompts.service, stays * time + handed, customers, varied)
+        # As in `serving`: steps that carry a chunk last longer, and bring others back no later.
+        each = fused * prompts.round + alone * time
+        queued = closed_queue(prompts.service, stays * each + handed, customers, varied)
         prefill_time = prompts.fill + queued - together * (queued - prompts.service)
-        stepwise = 0.5 * engine.admission_steps * time * minimum(others, 1.0)
-        before = engine.request_time + stepwise * (1.0 - on.pa * minimum(share, 1.0))
-        before = before + handed
-        rate = running * inverse(before + prefill_time + stays * time)
-        share = minimum(share, prompts.per_round * rate * time * others * inverse(running))
+        met = on.pa * minimum(share, 1.0)
+        square = turn.time * turn.time + minimum(share, 1.0) * (
+            prompts.round * prompts.round - turn.time * turn.time
+        )
+        running_step = fused * square * inverse(time) + alone * time * (1.0 - met)
+        later = (engine.admission_steps - 1.0) * time * (1.0 - alone * met)
+        before = engine.request_time + 0.5 * (running_step + later) * minimum(others, 1.0) + handed
+        there = stays + (before + prefill_time) * inverse(time)
+        share = minimum(share, prompts.per_round * others * inverse(there))
         time = with_chunks(turn, share)
         burst = load.burst + together * (1.0 - load.burst)
         behind = maximum(customers - 1.0, 0.0)
@@ -319,19 +325,20 @@ def evaluate(
     before = loop(full)
     # Fewer sequences decode faster, so fewer than this rate would keep: the square of the share
     # lies below the answer unless almost all of a token's time is its own keys.
-    share = minimum(before.rate * away * before.time * inverse(running), 1.0)
+    high_kept = minimum(before.rate * away * before.time, running)
+    share = high_kept * inverse(running)
     decoding = on.pa * running + apart * maximum(running * share * share, least)
     turns = on.pa * micro + apart * minimum(decoding, depth)
     fewer = on.pa * full.batch + apart * decoding * inverse(turns)
     less = decode(fewer, turns)
     again = loop(less)
-    # The line through both rounds, and where b = rate·O·TPOT(b) meets it.
+    # How many a round of b sequences keeps decoding is near a line in b; where it meets b.
     span = running - decoding
     wide = span > 1e-3 * running
     per_span = inverse(jnp.where(wide, span, 1.0))
-    arrive = again.rate * away
-    slope = (before.time - again.time) * per_span
-    met = (arrive * again.time - decoding) * inverse(maximum(1.0 - arrive * slope, 0.1))
+    low_kept = again.rate * away * again.time
+    slope = (high_kept - low_kept) * per_span
+    met = (low_kept - decoding) * inverse(maximum(1.0 - slope, 0.1))
     met = jnp.clip(met, maximum(least - decoding, -0.3 * span), span)
     weight = jnp.where(wide, apart * met * per_span, 0.0)
     turn = Cycle(*(low + (high - low) * weight for low, high in zip(less, full, strict=True)))

@@ -176,7 +176,7 @@ REFUSED = {
     "too small, as if in tera": ((*THREE[:2], "--bandwidth", "8", *THREE[4:]), "outside 1e+06"),
     "twice": ((*THREE, "--set", "peak_bf16=1e15"), "more than once"),
     "no equals sign": ((*THREE, "--set", "tdp"), "FIELD=VALUE"),
-    "peak beyond its power": ((*THREE, "--tdp", "3"), "takes 40 W, above tdp 3 W (nearest: peak"),
+    "peak beyond its power": ((*THREE, "--tdp", "3"), "takes 38 W, above tdp 3 W (nearest: peak"),
     "fp4 beyond its power": ((*THREE, "--peak-fp8", "1e15", "--peak-fp4", "1e18", "--tdp", "700"),
                              "above tdp 700 W"),
     "memory beyond its power": ((*THREE[:2], "--bandwidth", "1000TB/s", *THREE[4:], "--tdp", "700"),

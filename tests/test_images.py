@@ -226,7 +226,9 @@ def test_others_wait_for_a_tower_too() -> None:
 def test_no_images_are_no_change() -> None:
     text, none = run(None, batch=32), run(0.0, batch=32)
     for name in ("ttft", "tpot", "request_rate", "chip_power", "prefill_busy", "parts"):
-        assert np.array_equal(getattr(text, name), getattr(none, name)), name
+        # Two programs: they may differ in the last places.
+        both = getattr(text, name), getattr(none, name)
+        np.testing.assert_allclose(*both, rtol=5e-7, err_msg=name)
     entry = load_model("gemma-3-27b")
     for images in (None, 0):
         asked = ask("gemma-3-27b", images)

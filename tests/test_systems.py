@@ -74,7 +74,7 @@ def test_what_binds_a_system() -> None:
     short = {**TWO, "prefill": "h100:tp=1,weights=fp8,replicas=0.5"}
     assert str(serve(short, batch=256)["binding"].item()) == "prefill"
     assert "on decode" in str(serve(TWO)["binding"].item())
-    full = serve({**TWO, "decode": "l40s:tp=2,weights=fp8"})
+    full = serve({**TWO, "decode": "l40s:tp=1,weights=fp8"})
     assert not bool(full["feasible"])
     assert str(full["binding"].item()) == "memory of decode"
     assert np.isnan(float(full["tpot_s"]))
