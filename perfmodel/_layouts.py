@@ -28,7 +28,7 @@ def _columns(pool: str) -> dict[str, Column]:
         f"{pool}_tp": count(
             f"tensor-parallel degree of a {pool} worker [tp]", f"{pool}_tp", f"{pool}_tp_size"
         ),
-        f"{pool}_pp": count(f"its pipeline stages [1]", f"{pool}_pp", f"{pool}_pp_size"),
+        f"{pool}_pp": count("its pipeline stages [1]", f"{pool}_pp", f"{pool}_pp_size"),
         f"{pool}_ep": count(
             "its expert-parallel degree [1]",
             f"{pool}_ep", f"{pool}_ep_size", f"{pool}_moe_ep_size",
@@ -85,7 +85,9 @@ def plans(
     for start in ("prefill_", "") if models else ():
         width = found[f"{start}chips"] / found[f"{start}stages"]
         ranks, groups = found[f"{start}expert_ranks"], found[f"{start}attention_dp"]
-        reader.fault((groups > 1) & ~routed, "attention data parallelism: covered with experts only")
+        reader.fault(
+            (groups > 1) & ~routed, "attention data parallelism: covered with experts only"
+        )
         reader.entries([model, width, found[f"{start}stages"], ranks, groups], check)
     concurrency = reader.numbers("concurrency")
     return found | {"batch": np.maximum(concurrency / found["replicas"], 1.0)}

@@ -66,6 +66,8 @@ def evaluate_split(
         plans: of the workers that compute prompts, and of those that decode; all have the same
             chips and formats. Keys are handed over through the ports of both once a prompt is
             computed.
+
+    `prefill_load` is the share of time that the workers of prompts work.
     """
     first, decode = (Pool(machine, plan, formats) for plan in plans)
     made = System(first, decode, decode, None, _SPLIT, Links(), streamed=0.0)
@@ -76,6 +78,7 @@ def evaluate_split(
         "rate": found.output_rate_per_chip,
         "margins": found.margins,
         "memory": found.memory_bytes.max(),
+        "prefill_load": found.load[0],
     }
 
 
@@ -173,7 +176,7 @@ def evaluate(asked: Deployments, block: int = BLOCK) -> dict[str, np.ndarray]:
     return found
 
 
-def _unfit(asked: Deployments, found: Mapping[str, np.ndarray]) -> np.ndarray:
+def statuses(asked: Deployments, found: Mapping[str, np.ndarray]) -> np.ndarray:
     """Returns the statuses, with those of designs that cannot run filled in."""
     status = asked.status.copy()
     if not found:
@@ -201,7 +204,7 @@ def predict_all(runs: TableLike, engine: EngineLike | None = None) -> Prediction
     table = asked.table
     check_free(table, (*PREDICTED, *ERRORS, "status"))
     found = evaluate(asked)
-    status = _unfit(asked, found)
+    status = statuses(asked, found)
     good = status == OK
     blank = np.full(len(asked), np.nan)
     columns = {
