@@ -209,7 +209,8 @@ _INTRODUCTION = """\
 Written by `python -m perfmodel.disaggregated_report`. No constant is fitted to these rows, nor was
 one chosen with a part of them held out: chips, engines and networks are those of all other answers.
 One choice was made with all of them in view: a request is taken in by two servers, so its fixed
-time counts twice (3 to 7 points of TTFT in the median, on every engine of both tables). E2E is
+time counts twice (3 to 7 points of TTFT in the median, on every engine of both tables). That
+tokens cross once to each node was chosen by other measurements. E2E is
 TTFT + (OSL − 1)·TPOT, which is the concurrency over the rate: where prompts' workers are full, TTFT
 is what is left of it and magnifies errors of the rate. Nine runs, those on B200 in the second
 table, are in both.

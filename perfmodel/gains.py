@@ -7,6 +7,8 @@ list of words: pools by role (`prefill=h100:tp=8,ep=8`; `pool=` is all that is n
     engine, and any of its fields  the profile, and numbers that take the place of its own
     routing, price                 as there; prices as chip:USD+chip:USD
     nic, nic_latency               bytes a second and seconds of every chip's network port
+    af, af_latency                 the same between a replica of attention and FFN, where they share
+                                   a domain: not through network ports
     ttft, tpot                     longest allowed [s]
 
 Values joined by | are tried in turn and the best that runs is taken, as whoever publishes a gain
@@ -31,6 +33,7 @@ from perfmodel.chips import load_chip
 from perfmodel.chips.entry import Chip
 from perfmodel.engines import EngineEntry
 from perfmodel.errors import InputError, shorten
+from perfmodel.placement import Link, Links
 from perfmodel.systems import ROLES, PoolAsked
 
 COLUMNS = (
@@ -52,7 +55,20 @@ second and chip of pools that decode, prompt tokens of those that do not, and th
 token of context."""
 
 _ENGINE = {field.name for field in engines.FIELDS}
-_OTHERS = ("batch", "isl", "osl", "hit", "micro", "routing", "nic", "nic_latency", "ttft", "tpot")
+_OTHERS = (
+    "batch",
+    "isl",
+    "osl",
+    "hit",
+    "micro",
+    "routing",
+    "nic",
+    "nic_latency",
+    "af",
+    "af_latency",
+    "ttft",
+    "tpot",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,6 +175,9 @@ def serve(model: str, setting: Mapping[str, str], context: float = 1.0) -> xr.Da
     if "price" in setting:
         pairs = (part.rsplit(":", 1) for part in setting["price"].split("+"))
         options["price"] = {chip: float(price) for chip, price in pairs}
+    if "af" in setting:
+        link = Link(0.0, 1.0 / float(setting["af"]), float(setting["af_latency"]))
+        options["links"] = Links(activations=link)
     if "routing" in setting:
         options["routing"] = float(setting["routing"])
     for name in ("ttft", "tpot"):
