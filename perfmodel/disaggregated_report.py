@@ -232,8 +232,8 @@ What is known of the misses, by cause, none of it corrected:
   aggregated deployments on H200; over two nodes of H100 more so.
 - **Prompts.** Rates of prompt workers that are full are 10 to 30 % above those measured, so queues
   start later; MI355X in MXFP4 is the other way round.
-- **Exchanges of experts** are taken as those of NCCL in 16 bits. TensorRT-LLM's own send 8 or 4 bits
-  and take a half to a third of the time, DeepEP's twice and more (public operator tables, one
+- **Exchanges of experts** are taken as those of NCCL in 16 bits. TensorRT-LLM's own send 8 or 4
+  bits and take a half to a third of the time, DeepEP's twice and more (public operator tables, one
   domain). Sending in the format of the experts improves TPOT of these rows by a point and worsens
   TTFT by three, so it waits for constants by kind of exchange.
 - **Speculation** is not labelled in the first table and may be on in rows that are faster than
