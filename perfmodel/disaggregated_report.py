@@ -224,10 +224,12 @@ What is known of the misses, by cause, none of it corrected:
   {_WAITING:.0%} decode waited for something else: three H100 runs of 6, 9 and 30 requests on three
   workers have 3, 6 and 24 decoding, 1, 2 and 8 a worker; where every worker takes one request and
   as many are offered as there are workers, about 1 − 1/e of them decode, as where requests choose
-  workers at random. These are told by what was measured, so this is no error without them.
+  workers at random. These rows are told
+  apart by what was measured, so the error of the others is no figure of merit.
 - **EP 1 beside attention data parallelism.** Taken as labelled it cuts experts of 2,048 columns
-  over 32 ranks, 64 each, narrower than a block of 128 that shares a scale: it cannot have run so.
-  The same runs are labelled EP 8 in another dump. The table has both readings.
+  over 32 ranks, 64 each, narrower than the block of 128 that shares a scale in 8 bits: those runs
+  cannot have been so. Some runs on B200 are in the table twice, labelled EP 1 and EP 8, with the
+  same times. Below are both readings.
 - **Hopper.** TensorRT-LLM's TPOT on H100 and H200 is 10 to 35 % above the model, as it is with
   aggregated deployments on H200; over two nodes of H100 more so.
 - **Prompts.** Rates of prompt workers that are full are 10 to 30 % above those measured, so queues
