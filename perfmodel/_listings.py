@@ -1,6 +1,7 @@
 """What the catalogues hold, as tables and as JSON values."""
 
 import dataclasses
+import math
 from typing import TYPE_CHECKING, Any
 
 from perfmodel import report
@@ -368,9 +369,11 @@ def points(name: str | None) -> Listing:
     from perfmodel import validation
     from perfmodel.errors import InputError, nearest
 
+    if name == "gains":
+        return ratios()
     known = validation.names()
     if name is not None and name not in known:
-        raise InputError(f"unknown family {name!r}{nearest(name, known)}")
+        raise InputError(f"unknown family {name!r}{nearest(name, [*known, 'gains'])}")
     table = report.grid(
         ("point", "left"), ("published", "right"), ("model", "right"), ("error", "right"),
         ("kind", "left"), ("fitted", "left"), ("speculation", "left"), ("source", "left"),
@@ -415,6 +418,37 @@ def _medians(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
             middle = errors[len(errors) // 2]
             found.append({"chip": chip, "points": len(errors), "median": middle})
     return found
+
+
+def ratios() -> Listing:
+    """Returns published gains of serving techniques beside those of the model."""
+    from perfmodel import gains
+
+    table = report.grid(
+        ("gain", "left"), ("technique", "left"), ("published", "right"), ("model", "right"),
+        ("kind", "left"), ("taken for granted, or why there is no answer", "left"),
+    )  # fmt: skip
+    rows: list[dict[str, Any]] = []
+    for gain in gains.gains():
+        ratio, before, after = gains.modelled(gain)
+        has = math.isfinite(ratio)
+        table.add_row(
+            gain.id, gain.technique, f"{gain.published:.3g}", f"{ratio:.2f}" if has else "–",
+            gain.kind, gain.why or gain.assumption,
+        )  # fmt: skip
+        rows.append(
+            {
+                "id": gain.id, "technique": gain.technique, "published": gain.published,
+                "modelled": ratio if has else None, "kind": gain.kind, "source": gain.source,
+                "assumption": gain.assumption, "why": gain.why, "metric": gain.metric,
+                "before": dict(before), "after": dict(after),
+            }
+        )  # fmt: skip
+    told = [row for row in rows if row["modelled"] is not None]
+    near = sum(0.75 < row["modelled"] / row["published"] < 4 / 3 for row in told)
+    words = f"{len(told)} of {len(rows)} have an answer, {near} of them within a third"
+    title = "published gains and the model's, after over before"
+    return Listing(_above(title, words, table), {**_stamp(), "gains": rows})
 
 
 def _below(table: Any, note: str) -> "RenderableType":

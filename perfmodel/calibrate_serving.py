@@ -23,7 +23,7 @@ import optax
 from jax import Array
 
 from perfmodel import _serving_report as report
-from perfmodel import cache, catalog, engines, prediction
+from perfmodel import cache, catalog, disaggregated_report, engines, prediction
 from perfmodel._calibration_files import toml_value
 from perfmodel._fitting import Prior
 from perfmodel._serving_runs import SEED, Runs, load
@@ -235,7 +235,8 @@ def main() -> None:
     text = report.text(runs, fitted.constants, {"ttft": fitted.ttft, "tpot": fitted.tpot}, others)
     if options.report:
         options.report.parent.mkdir(parents=True, exist_ok=True)
-        options.report.write_text(text, encoding="utf-8")
+        old = options.report.read_text(encoding="utf-8") if options.report.exists() else ""
+        options.report.write_text(disaggregated_report.kept(old, text), encoding="utf-8")
     print(text)
 
 

@@ -19,7 +19,8 @@ max(m·t_A, m·t_F, m·t_link, t_A + t_F + 2·t_link), times its layers) and dra
 Prompts: a closed loop of C requests per replica queues for prefill as in `serving`, whose customers
 are all that share a prefill replica, and then for the link. Where prefill has a pool of its own no
 chunk meets a decoding sequence, φ = 0, and the sequences that decode are those not in prefill or
-hand-over, b = rate·O·TPOT(b): two steps are evaluated and TPOT is the line through both.
+hand-over, b = rate·O·TPOT(b): two steps are evaluated and TPOT is the line through both. A request
+is then taken in twice, by the server that computes its prompt and by the one that decodes.
 
     hand-over     bytes of the new keys / (ports of the replica, the slower end)
     seen of it    all, or what is left after the prompt where layers stream while it is computed
@@ -311,7 +312,9 @@ def evaluate(
         )
         running_step = fused * square * inverse(time) + alone * time * (1.0 - met)
         later = (engine.admission_steps - 1.0) * time * (1.0 - alone * met)
-        before = engine.request_time + 0.5 * (running_step + later) * minimum(others, 1.0) + handed
+        # Prompts on a pool of their own pass through two servers, one after the other.
+        taken_in = engine.request_time * (2.0 - on.pa)
+        before = taken_in + 0.5 * (running_step + later) * minimum(others, 1.0) + handed
         there = stays + (before + prefill_time) * inverse(time)
         share = minimum(share, prompts.per_round * others * inverse(there))
         time = with_chunks(turn, share)

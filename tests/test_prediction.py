@@ -85,7 +85,7 @@ def test_an_estimate_and_a_row_say_the_same():
         ({"isl": 1000000}, "exceed the longest context of llama-3.1-70b, 131,072"),
         ({"tp": 1, "precision": "bf16"}, "does not fit: memory ("),
         ({"mode": "disagg"}, "disaggregated without worker counts"),
-        ({"mode": "disagg", "prefill_workers": 1, "decode_workers": 2}, "disaggregated: not"),
+        ({"mode": "disagg", "prefill_workers": 1}, "worker counts (decode_workers or decode_gpus)"),
         ({"mode": "other"}, "unknown mode 'other'"),
         ({"attention_dp": 2, "tp": 4}, "experts"),
     ],

@@ -62,13 +62,15 @@ class Point:
 
 
 def names() -> list[str]:
-    """Returns the files of points that ship, by name.
+    """Returns the files of points that ship, by name; `gains` is of ratios (`perfmodel.gains`).
 
     >>> "wafer" in names()
     True
     """
     folder = files("perfmodel.validation")
-    return sorted(f.name[:-4] for f in folder.iterdir() if f.name.endswith(".csv"))
+    return sorted(
+        f.name[:-4] for f in folder.iterdir() if f.name.endswith(".csv") and f.name != "gains.csv"
+    )
 
 
 @functools.cache
