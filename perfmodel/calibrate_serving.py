@@ -5,8 +5,8 @@ What is fitted is what predicts: every residual goes through `prediction.evaluat
     python -m perfmodel.calibrate_serving RUNS.csv --out perfmodel/engine_profiles \\
         --report docs/serving-accuracy.md
 
-with the public table of runs to write everything again; with `--keep` instead of `--out`, the report
-is of the profiles as they are. Constants are of an engine, never of a
+with the public table of runs to write everything again; with `--keep` instead of `--out`, the
+report is of the profiles as they are. Constants are of an engine, never of a
 network or a chip; a fifth of the concurrency series is held out (`_serving_runs.held_out`).
 """
 

@@ -21,7 +21,6 @@ from perfmodel.plan import Load, Plan
 from perfmodel.relax import traced
 from perfmodel.simulate import Case, Outcome, simulate, simulate_all
 from perfmodel.step_grid import CONTEXT, PRIOR, SEQUENCES, TOKENS, StepGrid, kv_tokens, step_grid
-from perfmodel.validate_simulation import in_steps
 
 
 def seconds(d: Any, x: Any, p: Any, y: Any) -> Any:
@@ -326,18 +325,18 @@ def test_table_of_step_times_is_the_engine():
 
 
 @pytest.mark.parametrize(
-    "isl, osl, batch, light",
+    "isl, osl, batch",
     [
-        (1000, 1000, 1, True),
-        (1000, 1000, 16, True),
-        (200, 1000, 16, True),
-        (4000, 1000, 4, True),
-        # 0.6 and 0.5 of the load: TTFT of `serving.estimate` no longer is.
-        (1000, 250, 64, False),
-        (4000, 1000, 64, False),
+        (1000, 1000, 1),
+        (1000, 1000, 16),
+        (200, 1000, 16),
+        (4000, 1000, 4),
+        # 0.6 and 0.5 of the load.
+        (1000, 250, 64),
+        (4000, 1000, 64),
     ],
 )
-def test_closed_forms(isl: int, osl: int, batch: int, light: bool):
+def test_closed_forms(isl: int, osl: int, batch: int):
     """Outputs differ, or requests would stay in step for ever. See docs/simulation.md."""
     machine, model, formats, engine = served()
     load, plan = traced((Load(isl, osl), Plan(8, 1, batch, 2048)))
@@ -353,9 +352,5 @@ def test_closed_forms(isl: int, osl: int, batch: int, light: bool):
     outputs = np.round(osl * drawn.uniform(0.8, 1.2, n))
     found = simulate(Case(requests(0.0, isl, outputs), scheduler, grid, batch))
     got = found.steady().summary()
-    assert got["tpot_mean"] == pytest.approx(float(asked.tpot), rel=0.01)
-    if light:
-        assert got["ttft_mean"] == pytest.approx(float(asked.ttft), rel=0.05)
-    tpot, ttft = in_steps(grid, engine, isl, osl, batch, 2048)
-    assert got["tpot_mean"] == pytest.approx(tpot, rel=0.01)
-    assert got["ttft_mean"] == pytest.approx(ttft, rel=0.05)
+    assert got["tpot_mean"] == pytest.approx(float(asked.tpot), rel=0.02)
+    assert got["ttft_mean"] == pytest.approx(float(asked.ttft), rel=0.05)
