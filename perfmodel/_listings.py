@@ -367,6 +367,7 @@ def model(name: str, assume_dense: bool = False) -> Listing:
 def points(name: str | None) -> Listing:
     """Returns published points beside what the model says of them, of one family or of all."""
     from perfmodel import validation
+    from perfmodel.chips import load_chip
     from perfmodel.errors import InputError, nearest
 
     if name == "gains":
@@ -391,7 +392,8 @@ def points(name: str | None) -> Listing:
             )  # fmt: skip
             rows.append(
                 {
-                    "family": family, "id": point.id, "chip": point.chip, "model": point.model,
+                    "family": family, "id": point.id, "chip": load_chip(point.chip).name,
+                    "model": point.model,
                     "metric": point.metric, "published": point.value, "modelled": value,
                     "error": error, "kind": point.kind, "fitted": point.fitted, "fits": fits,
                     "speculation": point.speculation, "source": point.source, "note": point.note,
@@ -405,7 +407,41 @@ def points(name: str | None) -> Listing:
             f"median error of measured points that no constant has seen: {', '.join(shown)}; {told}"
         )
     title = "published and modelled, in the units of the metric"
-    return Listing(_above(title, told, table), {**_stamp(), "points": rows, "medians": medians})
+    values = {**_stamp(), "points": rows, "medians": medians}
+    if name is None:
+        said = f"every point of one file: perfmodel validate NAME, of {', '.join(known)}"
+        return Listing(_above("published and modelled, by chip", said, _by_chip(rows)), values)
+    return Listing(_above(title, told, table), values)
+
+
+def _by_chip(rows: list[dict[str, Any]]) -> "RenderableType":
+    """Returns the errors of each chip: measured points, those of them unseen, and claims."""
+    table = report.grid(
+        ("chip", "left"), ("points", "right"), ("seen by\na constant", "right"),
+        ("measured,\nnot seen", "right"), ("median\n%", "right"), ("90 %\nbelow", "right"),
+        ("bias\n%", "right"), ("claims", "right"), ("median\n%", "right"),
+    )  # fmt: skip
+    for chip in ("all", *sorted({r["chip"] for r in rows})):
+        own = [r for r in rows if chip in ("all", r["chip"])]
+        unseen = [r["error"] for r in own if r["kind"] == "measured" and not r["fitted"]]
+        claims = [r["error"] for r in own if r["kind"] in ("vendor", "reported")]
+        table.add_row(
+            chip, str(len(own)), str(sum(bool(r["fitted"]) for r in own)),
+            str(len(unseen)), *_spread(unseen), str(len(claims)), _spread(claims)[0],
+        )  # fmt: skip
+    return table
+
+
+def _spread(errors: list[float]) -> tuple[str, str, str]:
+    """Returns median and 90th percentile of |error|, and the median error, in per cent."""
+    if not errors:
+        return "", "", ""
+    sizes, signed = sorted(map(abs, errors)), sorted(errors)
+    last = min(int(0.9 * len(sizes)), len(sizes) - 1)
+    middle = len(sizes) // 2
+    return (
+        f"{100 * sizes[middle]:.0f}", f"{100 * sizes[last]:.0f}", f"{100 * signed[middle]:+.0f}",
+    )  # fmt: skip
 
 
 def _medians(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

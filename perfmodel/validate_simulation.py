@@ -263,8 +263,8 @@ profile's request time and the wait for a step, with which a closed loop's reque
 (up to 8 % off). Where such prompts saturate the steps, TTFT may be three times as long as
 simulated; near and past saturation by long prompts it is 20 to 40 % long.
 
-**The loop is counted in steps.** A step that carries a chunk lasts several times as long as one that
-does not, but it too ends one token of each request: requests come back to the queue for prefill
+**The loop is counted in steps.** A step that carries a chunk lasts several times as long as one
+without, but it too ends one token of each request: requests come back to the queue for prefill
 after O − 1 steps, whatever those last. Counted in seconds the queue would be longer: TTFT was up
 to 23 % (70B) and 33 % (8B) above the simulation below 80 % load. Engines that compute prompts in
 steps of their own stop the others, and are counted in seconds.
