@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from perfmodel.machine import Rank, Usage
+from perfmodel.models.draft import Draft, draft_operators
 from perfmodel.models.transformer import (
     Model,
     block_operators,
@@ -61,15 +62,17 @@ class Cycle(NamedTuple):
     parts: Array
 
 
-def ports(pool: Pool) -> Array:
-    """Returns the bytes a second that all chips of a replica send or take [B/s]."""
+def ports(pool: Pool, link: Link) -> Array:
+    """Returns the bytes a second that all chips of a replica send or take on a link [B/s]."""
     fabric = pool.machine.fabric
-    return pool.plan.chips * fabric.nic_bandwidth * fabric.nic_efficiency
+    outside = fabric.nic_bandwidth * fabric.nic_efficiency
+    each = outside + link.inside * (fabric.bandwidth - outside)
+    return pool.plan.chips * each
 
 
 def crossing_time(link: Link, sender: Pool, sent: Real, receiver: Pool, received: Real) -> Array:
     """Returns the time of a message without its latency: bytes that a replica sends, takes [s]."""
-    ends = maximum(sent * inverse(ports(sender)), received * inverse(ports(receiver)))
+    ends = maximum(sent * inverse(ports(sender, link)), received * inverse(ports(receiver, link)))
     return maximum(link.ports * ends, as_real(sent) * link.seconds_per_byte)
 
 
@@ -98,10 +101,24 @@ def one_pass(
     return found.usage, found.stage
 
 
+def guess_pass(
+    rank: Rank, draft: Model | Draft, step: Step, pool: Pool, engine: Engine
+) -> tuple[Usage, Array]:
+    """Returns a pass of what guesses ahead: a network of its own, or a layer of draft heads."""
+    own = draft_engine(engine)
+    if not isinstance(draft, Draft):
+        return one_pass(rank, draft, step, pool, own)
+    shard = pool.plan.shard(pool.machine)
+    spent = total_usage(draft_operators(draft, step, shard, pool.precision), rank)
+    waits = unhidden(rank, draft.layer, step, pool.plan, own, as_real(spent.seconds))
+    spent = spent.plus(waits["launches"][1])
+    return spent, as_real(spent.seconds)
+
+
 def cycle(
     system: System,
     model: Model,
-    draft: Model | None,
+    draft: Model | Draft | None,
     ranks: Ranks,
     step: Step,
     micro: Array,
@@ -177,7 +194,7 @@ def cycle(
         if groups_a is not None and groups_g is not None:
             sharing = sharing * (groups_a / groups_g)
         guess = Step(step.sequences * (sharing * spec.candidates), step.context, groups=groups_g)
-        once, once_stage = one_pass(ranks.draft, draft, guess, guesser, draft_engine(engine))
+        once, once_stage = guess_pass(ranks.draft, draft, guess, guesser, engine)
         passes = as_real(spec.tokens)
         work_g = passes * once_stage + guess.sequences * spec.drafting * reading
         drafted = passes * once.joules

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from jax import Array
 
 from perfmodel._cycle import Shares
+from perfmodel.models.draft import Draft, draft_weight_bytes
 from perfmodel.models.transformer import Model, sequence_bytes
 from perfmodel.placement import Pool, System
 from perfmodel.plan import Engine, Load
@@ -45,7 +46,9 @@ class Held(NamedTuple):
     margins: list[Array]
 
 
-def held(system: System, model: Model, draft: Model | None, load: Load, engine: Engine) -> Held:
+def held(
+    system: System, model: Model, draft: Model | Draft | None, load: Load, engine: Engine
+) -> Held:
     """Returns what the chips of each part hold."""
     on = Shares.of(system)
     first, attention, ffn, guesser = system.prefill, system.attention, system.ffn, system.draft
@@ -66,10 +69,16 @@ def held(system: System, model: Model, draft: Model | None, load: Load, engine: 
     if guesser is not None and draft is not None and system.speculation is not None:
         used = system.speculation.drafting
         plan, machine, precision = guesser.plan, guesser.machine, guesser.precision
-        guessed = used * chip_weights(machine, draft, plan, precision)
         shard = plan.shard(machine)
-        each = sequence_bytes(draft, precision, load.context, shard)
-        keys = used * stage_share(draft, plan, shard) * each
+        if isinstance(draft, Draft):
+            # Heads share the tables of the network; each layer has keys of its own.
+            guessed = used * as_real(draft_weight_bytes(draft, precision, shard))
+            layer = sequence_bytes(draft.layer, precision, load.context, shard)
+            keys = used * draft.count * layer
+        else:
+            guessed = used * chip_weights(machine, draft, plan, precision)
+            each = sequence_bytes(draft, precision, load.context, shard)
+            keys = used * stage_share(draft, plan, shard) * each
     # A pool that computes prompts holds every layer; so does one of both halves of decoding.
     weights = [
         layers(first, one, one) + on.gp * guessed,

@@ -62,7 +62,7 @@ def bandwidth(text: str | None) -> float | None:
     except ValueError:
         value = math.nan
     if not value > 0.0:
-        raise InputError(f"--link: GB/s are needed (50, or inf), not {shorten(text, 30)!r}")
+        raise InputError(f"--link: GB/s, inf or domain are needed (50), not {shorten(text, 30)!r}")
     return value * 1e9
 
 
@@ -223,7 +223,8 @@ def _read(asked: Asked) -> tuple[Any, dict[str, Any], Any, dict[str, Any]]:
     elif rates is not None or lengths is not None:
         raise InputError("--acceptance, --accepted-length: of the model that --draft names")
     if asked.link is not None:
-        between = systems.link(bandwidth(asked.link), None)
+        inside = asked.link.strip() == "domain"
+        between = systems.link(None if inside else bandwidth(asked.link), None, inside)
         extra["links"] = Links(between, between, between)
     mix = _traffic(asked)
     if mix is not None:

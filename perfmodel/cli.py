@@ -112,7 +112,9 @@ _Ffn = Annotated[
 ]
 _Draft = Annotated[
     str | None,
-    typer.Option(metavar="MODEL[@CHIP:…]", help="Draft model, and its pool (else where decoded)."),
+    typer.Option(
+        metavar="MODEL[@CHIP:…]|mtp|eagle", help="What drafts, and its pool (else where decoded)."
+    ),
 ]
 _DraftTokens = Annotated[float, typer.Option(help="Tokens drafted in a cycle.")]
 _Acceptance = Annotated[
@@ -125,8 +127,8 @@ _Accepted = Annotated[
 _Link = Annotated[
     str | None,
     typer.Option(
-        metavar="GB/s",
-        help="Bandwidth between pools, inf for an ideal one.",
+        metavar="GB/s|domain|inf",
+        help="Bandwidth between pools; domain: they share one (NVL72).",
         show_default="the chips' ports",
     ),
 ]

@@ -51,12 +51,14 @@ class Link(eqx.Module):
 
     Bytes leave through the ports of all chips of a replica and arrive through those of the other
     (`ports` 1), and pass something between them, at `seconds_per_byte` (0: never the slowest).
-    `latency` [s] of a message. A link of zeros costs nothing.
+    Ports are those between domains (network), or with `inside` 1 the links of one domain that both
+    pools are in. `latency` [s] of a message. A link of zeros costs nothing.
     """
 
     ports: Real = 1.0
     seconds_per_byte: Real = 0.0
     latency: Real = 5e-6
+    inside: Real = 0.0
 
 
 FREE = Link(0.0, 0.0, 0.0)

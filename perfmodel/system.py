@@ -37,14 +37,15 @@ from perfmodel._cycle import (
     Ranks,
     Shares,
     cycle,
-    draft_engine,
     groups_of,
+    guess_pass,
     one_pass,
     ports,
 )
 from perfmodel._pools import held
 from perfmodel.efficiencies import Efficiencies
 from perfmodel.machine import Rank
+from perfmodel.models.draft import Draft
 from perfmodel.models.transformer import Model, sequence_bytes
 from perfmodel.ownership import spend
 from perfmodel.placement import Pool, System
@@ -196,15 +197,15 @@ def evaluate(
     load: Load,
     engine: Engine,
     limits: Limits | None = None,
-    draft: Model | None = None,
+    draft: Model | Draft | None = None,
     efficiencies: Efficiencies | None = None,
 ) -> SystemEstimate:
     """Returns what a system achieves; a pure function of arrays, differentiable in all.
 
     Args:
         system: pools, links and placement (`perfmodel.placement.build`).
-        model: the network, and `draft`, the one that guesses ahead, where there is one; with array
-            leaves.
+        model: the network, and `draft`, what guesses ahead where anything does: another network,
+            or draft heads of this one; with array leaves.
         load, engine: traffic in a closed loop of `attention.plan.batch` requests per replica, and
             the software on all pools.
         limits, efficiencies: as of `serving.estimate`.
@@ -249,7 +250,7 @@ def evaluate(
     read, reading = as_real(0.0), as_real(0.0)
     if guesser is not None and draft is not None and ranks.draft is not None and spec is not None:
         prompt = Step(0, load.input, chunk=prefill.chunk, groups=groups_of(system, guesser))
-        _, once = one_pass(ranks.draft, draft, prompt, guesser, draft_engine(engine))
+        _, once = guess_pass(ranks.draft, draft, prompt, guesser, engine)
         read = spec.drafting * prefill.chunks * once
         reading = (1.0 - on.gp) * read * inverse(cycles)
 
@@ -469,8 +470,8 @@ def _hand_over(system: System, model: Model, prefill: Prefill) -> tuple[Array, A
     each = as_real(sequence_bytes(model, first.precision, prefill.new_tokens, shard))
     taken = maximum(sent, each * shard.attention_ranks)
     between = sent * link.seconds_per_byte
-    leaving = maximum(sent * inverse(ports(first)) * link.ports, between)
-    return leaving, maximum(taken * inverse(ports(attention)) * link.ports, between)
+    leaving = maximum(sent * inverse(ports(first, link)) * link.ports, between)
+    return leaving, maximum(taken * inverse(ports(attention, link)) * link.ports, between)
 
 
 def hand_over_seconds(system: System, model: Model, tokens: Real) -> tuple[float, float]:

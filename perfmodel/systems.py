@@ -15,6 +15,8 @@ import xarray as xr
 
 from perfmodel import cache, chips, placement, question, results, speculation, system
 from perfmodel.errors import InputError, nearest, shorten
+from perfmodel.models.draft import Draft
+from perfmodel.models.mlp import Mlp
 from perfmodel.placement import FREE, Link, Links, Placement, Pool, System
 from perfmodel.plan import Plan
 from perfmodel.question import ChipLike, EngineLike, ModelLike, Question
@@ -26,13 +28,15 @@ ROLES = ("prefill", "decode", "attention", "ffn", "draft")
 """Parts of the work that a pool can be named for; `decode` is attention and ffn."""
 
 _COUNTS = ("tp", "pp", "ep", "attention_dp", "regions", "chunk")
+_SHARES = ("replicas", "offload", "weights_first")
 _FORMATS = ("weights", "activations", "kv")
-_KEYS = (*_COUNTS, "replicas", *_FORMATS)
+_KEYS = (*_COUNTS, *_SHARES, *_FORMATS)
 
 
 @dataclasses.dataclass(frozen=True)
 class PoolAsked:
-    """A pool by names: its chip, layout of a replica, replicas (may be fractional) and formats."""
+    """A pool by names: its chip, layout of a replica, replicas (may be fractional) and formats;
+    `offload` and `weights_first` as of `perfmodel.estimate`."""
 
     chip: ChipLike
     tp: int = 1
@@ -41,6 +45,8 @@ class PoolAsked:
     attention_dp: int = 1
     regions: int = 1
     replicas: float = 1.0
+    offload: float = 0.0
+    weights_first: float = 1.0
     chunk: int | None = None
     weights: str | None = None
     activations: str | None = None
@@ -65,9 +71,9 @@ def parse_pool(text: str, where: str = "pool") -> PoolAsked:
             given[key] = value
             continue
         try:
-            given[key] = float(value) if key == "replicas" else int(value)
+            given[key] = float(value) if key in _SHARES else int(value)
         except ValueError:
-            kind = "a number" if key == "replicas" else "a whole number"
+            kind = "a number" if key in _SHARES else "a whole number"
             raise InputError(f"{where}: {key} must be {kind}, not {shorten(value, 30)!r}") from None
     if not chip.strip():
         raise InputError(f"{where}: a chip is needed before ':' in {shorten(text, 40)!r}")
@@ -128,10 +134,11 @@ def acceptance(
     return speculation.of_positions(list(rate or ()), tokens, candidates)
 
 
-def link(bandwidth: float | None, latency: float | None) -> Link:
+def link(bandwidth: float | None, latency: float | None, inside: bool = False) -> Link:
     """Returns a link: through the ports of both ends, and no faster than a bandwidth [B/s].
 
     Args:
+        inside: whether both pools are in one domain (NVL72), whose links they then use.
         bandwidth: between two replicas; 0 and none are the ports', inf is an infinite link.
         latency: of a message [s].
     """
@@ -144,6 +151,7 @@ def link(bandwidth: float | None, latency: float | None) -> Link:
         ports=1.0,
         seconds_per_byte=1.0 / bandwidth if bandwidth else 0.0,
         latency=usual.latency if latency is None else latency,
+        inside=float(inside),
     )
 
 
@@ -223,7 +231,8 @@ def ask(
     parsed = {n: parse_pool(p, n) if isinstance(p, str) else p for n, p in pools.items()}
     if (draft is None) != (spec is None):
         raise InputError("draft: a draft model and its acceptance belong together")
-    guess = None if draft is None else question.find_model(draft)
+    heads = _heads(network, draft, where)
+    guess = None if draft is None or heads is not None else question.find_model(draft)
     if guess is not None and guess.model.vocabulary != network.model.vocabulary:
         raise InputError(
             f"draft: {guess.name} has {int(guess.model.vocabulary):,} tokens, {network.name} "
@@ -250,19 +259,50 @@ def ask(
         electricity=electricity, pue=pue, lifetime=lifetime, routing=routing,
     )  # fmt: skip
     mixture = network.model.is_mixture or (guess is not None and guess.model.is_mixture)
+    tiers = any(pool.offload or pool.weights_first != 1.0 for pool in parsed.values())
     made = {
-        name: _pool(asked, entries, parsed[name], name, order.index(name), batch, mixture)
+        name: _pool(asked, entries, parsed[name], name, order.index(name), batch, mixture, tiers)
         for name in order
     }
     built = placement.build(
         where, made, links=links, micro=micro, streamed=float(streamed), speculation=spec
     )
-    numbers = None if guess is None else question.numbers(guess.model)
+    numbers = heads if guess is None else guess.model
+    numbers = None if numbers is None else question.numbers(numbers)
+    called = str(draft) if guess is None and heads is not None else ""
+    called = called if guess is None else guess.name
     load, engine_numbers = _scheduled(asked, classes, scheduling or Scheduling())
     return SystemAsked(
         dataclasses.replace(asked, load=load), where, parsed, question.numbers(built), numbers,
-        "" if guess is None else guess.name, engine_numbers, classes,
+        called, engine_numbers, classes,
     )  # fmt: skip
+
+
+HEADS = ("mtp", "eagle")
+"""Drafts that are heads of the network itself: its own draft layers, and one more decoder layer."""
+
+
+def _heads(network: Any, draft: Any, where: Placement) -> Draft | None:
+    """Returns the draft heads asked for, None where the draft is another network."""
+    if draft not in HEADS:
+        return None
+    if where.draft != where.attention:
+        raise InputError(
+            f"draft: {draft} heads read the network's hidden state, so they run where it decodes"
+        )
+    if draft == "mtp":
+        if network.draft is None:
+            raise InputError(
+                f"draft: {network.name} has no draft layers of its own (nearest: eagle)"
+            )
+        return network.draft
+    model = network.model
+    dense = [block for block in model.feed_forward if isinstance(block.body, Mlp)]
+    if not dense or not model.attention:
+        raise InputError(f"draft: no dense layer of {network.name} to make an eagle head like")
+    blocks = tuple(dataclasses.replace(b, count=1) for b in (model.attention[0], dense[0]))
+    layer = dataclasses.replace(model, layers=1, blocks=blocks, extra_norms=0, streams=None)
+    return Draft(1, layer)
 
 
 def _means(classes: Classes, longest: int, name: str) -> tuple[int, int, float]:
@@ -312,6 +352,7 @@ def _pool(
     kind: int,
     batch: float,
     mixture: bool,
+    tiers: bool,
 ) -> Pool:
     """Returns the numbers of a pool."""
     chip = next(i for i, entry in enumerate(asked.chips) if entry.name == entries[name].name)
@@ -331,6 +372,10 @@ def _pool(
         replicas=replicas,
         attention_dp=pool.attention_dp if mixture else None,
         expert_ranks=pool.ep if mixture else None,
+        offload=question.share(f"{name} offload", pool.offload) if tiers else None,
+        weights_first=question.share(f"{name} weights_first", pool.weights_first)
+        if tiers
+        else None,
     )
     precision = jax.tree.map(lambda leaf: leaf[kind], asked.precisions)
     return Pool(machine, plan, precision)
@@ -473,7 +518,8 @@ def serve(
             hand-over among them.
         isl, osl, prefix_hit, engine, slo_ttft, slo_tpot, price, ownership, electricity, pue,
             lifetime, routing: as of `perfmodel.estimate`.
-        draft, spec: a draft model, and what is accepted of its guesses (`acceptance`).
+        draft, spec: what guesses ahead, and what is accepted of it (`acceptance`): another network,
+            "mtp" for the draft layers of this one, "eagle" for one more decoder layer like its own.
         draft_weights: format of the draft's weights on a pool of its own.
         micro: micro-batches that take turns between pools of attention, FFN and draft.
         streamed: whether keys and values cross layer by layer while a prompt is computed.
