@@ -275,7 +275,7 @@ def evaluate(
         service=chunks * stage,
         fill=way - stage + (prefill.chunks - chunks) * stage,
         round=maximum(micro * stage, way),
-        per_round=chunks * inverse(micro),
+        per_round=chunks * inverse(maximum(micro, as_real(first.plan.stages))),
         customers=customers,
         sending=(1.0 - on.pa) * sending,
         taking=(1.0 - on.pa) * taking,
