@@ -316,18 +316,26 @@ def evaluate(
     fewer = on.pa * full.batch + apart * decoding * inverse(turns)
     less = decode(fewer, turns)
     again = loop(less)
-    # The line through both rounds, and where b = rate·O·TPOT(b) meets it.
+    # The line through what both loops lack of b = rate·O·TPOT(b), and where it is nothing.
     span = running - decoding
     wide = span > 1e-3 * running
     per_span = inverse(jnp.where(wide, span, 1.0))
-    arrive = again.rate * away
-    slope = (before.time - again.time) * per_span
-    met = (arrive * again.time - decoding) * inverse(maximum(1.0 - arrive * slope, 0.1))
+    lacks = away * again.rate * again.time - decoding
+    slope = (lacks - (away * before.rate * before.time - running)) * per_span
+    met = lacks * inverse(maximum(slope, 0.1))
     met = jnp.clip(met, maximum(least - decoding, -0.3 * span), span)
     weight = jnp.where(wide, apart * met * per_span, 0.0)
-    turn = Cycle(*(low + (high - low) * weight for low, high in zip(less, full, strict=True)))
-    found = loop(turn)
     decoding = decoding + weight * span
+    # A micro-batch is on the line by its own sequences: of those that do not fill a pipeline there
+    # are fewer, and each takes its whole way.
+    turns = on.pa * micro + apart * minimum(decoding, depth)
+    spread = full.batch - less.batch
+    differ = spread > 1e-3 * full.batch
+    by_batch = (decoding * inverse(turns) - less.batch) * inverse(jnp.where(differ, spread, 1.0))
+    by_batch = jnp.where(differ, apart * by_batch, 0.0)
+    turn = Cycle(*(low + (high - low) * by_batch for low, high in zip(less, full, strict=True)))
+    turn = turn._replace(time=maximum(turns * turn.busiest, turn.way))
+    found = loop(turn)
 
     rate, tpot = found.rate, found.time * inverse(yielded)
     ttft = found.started + maximum(batch - running, 0.0) / rate
