@@ -214,14 +214,19 @@ def score(space: Space, choices: Choice) -> dict[str, np.ndarray]:
     return {name: np.concatenate([part[name] for part in found]) for name in found[0]}
 
 
-def enumerate_systems(space: Space) -> Choice:
+def enumerate_systems(space: Space, replicas: Sequence[Sequence[float]] | None = None) -> Choice:
     """Returns every system of a space: layouts and whole replicas of each pool that leave no room
-    for another replica, times batches, drafts and micro-batches."""
+    for another replica, times batches, drafts and micro-batches.
+
+    Args: `replicas`, counts to try by pool; then all of them, whether or not they fill the chips.
+    """
     rows: list[tuple[Any, ...]] = []
     for layout in itertools.product(*space.layouts):
         sizes = [chips for chips, _ in layout]
-        for replicas in _fillings(sizes, space.most):
-            rows.append((*sizes, *(stages for _, stages in layout), *replicas))
+        counts = _fillings(sizes, space.most) if replicas is None else itertools.product(*replicas)
+        for each in counts:
+            if sum(n * size for n, size in zip(each, sizes, strict=True)) <= space.most:
+                rows.append((*sizes, *(stages for _, stages in layout), *each))
     if not rows:
         raise InputError(
             f"max_chips: {space.most} chips hold no replica of each pool of {len(space.names)}"
@@ -237,9 +242,9 @@ def enumerate_systems(space: Space) -> Choice:
     which, batch, tokens, micro = (axis.ravel() for axis in axes)
     columns = np.asarray(rows, dtype=float)[which]
     pools = len(space.names)
-    chips, stages, replicas = (columns[:, i * pools : (i + 1) * pools] for i in range(3))
+    chips, stages, counted = (columns[:, i * pools : (i + 1) * pools] for i in range(3))
     # Experts are spread over all ranks of a replica, whose attention stays together.
-    return Choice(chips, stages, replicas, chips, np.ones_like(chips), batch, tokens, micro)
+    return Choice(chips, stages, counted, chips, np.ones_like(chips), batch, tokens, micro)
 
 
 def _fillings(sizes: Sequence[int], most: int) -> list[tuple[int, ...]]:
@@ -259,11 +264,25 @@ def _fillings(sizes: Sequence[int], most: int) -> list[tuple[int, ...]]:
     return found
 
 
+def feasible(
+    values: Mapping[str, np.ndarray],
+    at_least: Mapping[str, float] | None = None,
+    at_most: Mapping[str, float] | None = None,
+) -> np.ndarray:
+    """Returns the rows of feasible systems within bounds of some of their numbers."""
+    good = np.all(values["margins"] >= 0.0, axis=1)
+    for name, bound in (at_least or {}).items():
+        good &= values[name] >= bound
+    for name, bound in (at_most or {}).items():
+        good &= values[name] <= bound
+    return np.flatnonzero(good)
+
+
 def front(values: Mapping[str, np.ndarray], axes: tuple[str, str]) -> np.ndarray:
     """Returns the rows of feasible systems that none betters, sorted by the first axis."""
-    good = np.all(values["margins"] >= 0.0, axis=1)
+    rows = feasible(values)
     x, y = (np.asarray(values[axis], dtype=float) for axis in axes)
-    rows = np.flatnonzero(good & np.isfinite(x) & np.isfinite(y))
+    rows = rows[np.isfinite(x[rows]) & np.isfinite(y[rows])]
     # Of equal ones the one of fewer chips.
     rows = rows[np.argsort(values["chips"][rows], kind="stable")]
     signs = [1.0 if AXES[axis][1] else -1.0 for axis in axes]
