@@ -1,0 +1,105 @@
+"""Every study runs on a tiny space, saves what it found, draws from it, and says its verdict."""
+
+import io
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from perfmodel import report, studies
+from perfmodel.studies.draft_elsewhere import study as draft_elsewhere
+from perfmodel.studies.prefill_decode import study as prefill_decode
+from perfmodel.studies.trainium_wafer import study as trainium_wafer
+
+pytestmark = pytest.mark.xdist_group("system")
+
+TINY: dict[str, tuple[ModuleType, Any]] = {
+    "prefill_decode": (
+        prefill_decode,
+        prefill_decode.Scope(
+            chips=("h100",), max_chips=16, batches=(1, 8, 32, 64), chunks=(2048,),
+            speeds=(20, 40), ttft=(10.0,),
+        ),
+    ),
+    "trainium_wafer": (
+        trainium_wafer,
+        trainium_wafer.Scope(
+            isl=(500, 4000), osl=(125,), speeds=(500, 1000), wafers=((5, 16), (8, 10)), chunks=(8,),
+            replicas=(4, 32, 128), batches=(1, 8, 32, 64), shown=((4000, 125),), beside=(1.0, 64.0),
+        ),
+    ),
+    "draft_elsewhere": (
+        draft_elsewhere,
+        draft_elsewhere.Scope(
+            chips=("h100",), rates=(0.8, 0.96), floors=(0.0, 20.0), layouts=((1,), (8,), (1,)),
+            replicas=((1,), (1, 2), (1,)), batches=(1, 4), drafts=(4, 16, 32), micro=(1,),
+        ),
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=TINY)
+def done(request, tmp_path_factory):
+    name = request.param
+    module, scope = TINY[name]
+    folder = tmp_path_factory.mktemp(name)
+    return name, module, module.run(folder, scope), folder
+
+
+def test_a_study_saves_draws_and_says(done) -> None:
+    name, module, found, folder = done
+    assert {path.name for path in folder.iterdir()} == {f"{name}.nc", f"{name}.png"}
+    saved = report.load_dataset(folder / f"{name}.nc")
+    assert saved.identical(found) or set(saved.variables) == set(found.variables)
+    text = io.StringIO()
+    report.write(module.summary(saved), text)
+    said = " ".join(text.getvalue().split())
+    assert module.TITLE in said
+    for line in module.verdict(found):
+        assert " ".join(line.split()) in said
+
+
+def test_every_study_is_listed_with_its_readme() -> None:
+    for name in studies.names():
+        assert studies.load(name).TITLE.endswith("?")
+    assert set(TINY) | {"frontier"} == set(studies.names())
+
+
+def test_long_prompts_want_more_chips_for_them(done) -> None:
+    name, _, found, _ = done
+    if name != "prefill_decode":
+        pytest.skip("of another study")
+    at = found.isel(chip=0, ttft=0, speed=0)["prefill_share"]
+    summarise, write, both = (float(at.sel(load=n)) for n in ("summarise", "write", "both"))
+    assert write < both < summarise
+    # A ratio is as good as the best for the load it was made for, and worse for the other.
+    kept = prefill_decode.wrong_ratio(found).isel(chip=0, ttft=0)
+    assert float(kept.sel(load="write", planned="summarise")) < 0.7
+    assert np.nanmax(kept) <= 1.0 + 1e-6
+
+
+def test_trainium_frees_wafers_and_no_racks(done) -> None:
+    name, _, found, _ = done
+    if name != "trainium_wafer":
+        pytest.skip("of another study")
+    gain = trainium_wafer.gains(found).sel(speed=1000, osl=125)
+    assert float(gain["wafer_rack"].sel(isl=4000)) > 2.0
+    assert float(gain["every_rack"].max()) < 1.0
+    # More racks of Trainium never take from what a rack of CS-3 gives.
+    grown = found["grown"].sel(counted="racks of CS-3").values
+    assert np.all(np.diff(grown, axis=1) >= 0.0)
+
+
+def test_drafts_elsewhere_are_bounded_by_what_is_accepted(done) -> None:
+    name, _, found, _ = done
+    if name != "draft_elsewhere":
+        pytest.skip("of another study")
+    gain = draft_elsewhere.gains(found).isel(chip=0, floor=0)
+    # Without end, drafts of rate a yield 1/(1 − a) tokens a cycle.
+    for rate in (0.8, 0.96):
+        assert float(gain.sel(rate=rate).max()) < 1.0 / (1.0 - rate)
+    assert float(gain.sel(place="on Corsair", rate=0.96)) > draft_elsewhere.CLAIM
+    assert float(gain.sel(place="on the GPUs", rate=0.96)) < draft_elsewhere.CLAIM
+    crossing = float(draft_elsewhere.needed(found).isel(chip=0, floor=0).sel(place="on Corsair"))
+    assert 0.8 < crossing < 0.96
