@@ -39,8 +39,9 @@ PLAIN = "no drafts"
 class Scope(NamedTuple):
     """What is searched: GPUs; tokens in and out; the longest TTFT [s]; rates at which a draft is
     accepted at every position; least throughput of a plan [token/s/kW]; chips of a replica of
-    prefill, of decoding and of drafts (but a wafer's), and replicas of each pool; requests, drafts and
-    micro-batches; points of a frontier that are kept, and the row of `accepted.csv` they are for.
+    prefill, of decoding and of drafts (but a wafer's), and replicas of each pool; requests, drafts
+    and micro-batches; points of a frontier that are kept, and the task of `accepted.csv` whose
+    acceptance they have.
     """
 
     chips: tuple[str, ...] = ("h100", "b200")
