@@ -682,7 +682,7 @@ def beside(fronts: Mapping[str, xr.Dataset]) -> xr.Dataset:
     joined = xr.concat(kept, "point", join="override", combine_attrs="drop")
     axes = (first.attrs["x"], first.attrs["y"])
     signs = [1.0 if AXES[axis][1] else -1.0 for axis in axes]
-    x, y = (sign * joined[axis].values for sign, axis in zip(signs, axes, strict=True))
+    x, y = (sign * joined[axis].to_numpy() for sign, axis in zip(signs, axes, strict=True))
     about = {"long_name": "no system betters this point"}
     marked = joined.assign(on_front=("point", nondominated(x, y, _BOTH), about))
     return marked.assign_attrs(first.attrs)

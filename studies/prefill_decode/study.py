@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 TITLE = "How many chips should do prefill, and what do pools of their own gain?"
 
 MODEL = "llama-3.3-70b"
-FORMATS = {"weights": "fp8", "activations": "fp8"}
+FORMATS: dict[str, Any] = {"weights": "fp8", "activations": "fp8"}
 MIXED = "both"
 X, Y = "tokens_per_second_user", "output_tokens_per_second_chip"
 
@@ -55,8 +55,9 @@ class Best(NamedTuple):
 _NOTHING = Best(np.full(len(SHARES), np.nan), np.nan, np.nan, "")
 
 
-def _best(space: Any, choices: Any, values: Any, speed: float, ttft: float) -> Best:
-    """Returns the best systems of a search that are fast enough for a user."""
+def _best(scored: tuple[Any, Any, Any], speed: float, ttft: float) -> Best:
+    """Returns the best systems of a space, its list and their numbers, fast enough for a user."""
+    space, choices, values = scored
     rows = system_search.feasible(values, {X: speed}, {"ttft_s": ttft})
     if not len(rows):
         return _NOTHING
@@ -110,9 +111,9 @@ def mixed(loads: list[tuple[float, Best]]) -> Best:
     return Best(by_share, out / float(need.sum()), float(need[0] / need.sum()), "as each of both")
 
 
-def _one_pool(one: list[Any], speed: float, ttft: float) -> Best:
+def _one_pool(one: list[tuple[Any, Any, Any]], speed: float, ttft: float) -> Best:
     """Returns the best of one pool of everything, whatever its chunk."""
-    found = [_best(*each, speed, ttft) for each in one]
+    found = [_best(each, speed, ttft) for each in one]
     return max(found, key=lambda b: -np.inf if np.isnan(b.rate) else b.rate)
 
 
@@ -130,7 +131,7 @@ def search(scope: Scope) -> "xr.Dataset":
         for t, ttft in enumerate(scope.ttft):
             for s, speed in enumerate(scope.speeds):
                 ones = [_one_pool(one, speed, ttft) for one, _ in searched]
-                twos = [_best(*two, speed, ttft) for _, two in searched]
+                twos = [_best(two, speed, ttft) for _, two in searched]
                 osl = [float(lengths[1]) for lengths in scope.loads.values()]
                 ones.append(mixed([*zip(osl, ones, strict=True)]))
                 twos.append(mixed([*zip(osl, twos, strict=True)]))
