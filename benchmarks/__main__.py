@@ -15,8 +15,10 @@ from benchmarks._report import Result
 NAMES = {
     "forward": "estimates per second",
     "gradient": "gradients per second",
+    "systems": "systems of several pools per second",
     "frontier": "the main job as a command",
     "compiles": "programs compiled for the whole catalogue",
+    "simulation": "10,000 requests, one by one",
     "loading": "what every command pays",
     "accuracy": "held-out error of the code timed above",
 }

@@ -143,6 +143,13 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def shared(work: Callable[[int, int], None]) -> None:
+    """Runs `work(thread, threads)` on a thread per core."""
+    threads = cores()
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(work, range(threads), [threads] * threads))
+
+
 def speed(call: Callable[..., Any], blocks: Sequence[Any], rest: Any, repeats: int) -> Spent:
     """Returns the least time and CPU time of all blocks, handed out by a thread per core."""
     threads = cores()

@@ -8,6 +8,6 @@ chip.numbers()                      # every number with unit, kind and source
 if __name__ != "perfmodel.chips":
     raise ImportError(f"import this package as perfmodel.chips, not as {__name__}")
 
-from perfmodel.chips.entry import Chip, Row, build, load_chip, names
+from perfmodel.chips.entry import Chip, Row, build, is_known, load_chip, names
 
-__all__ = ["Chip", "Row", "build", "load_chip", "names"]
+__all__ = ["Chip", "Row", "build", "is_known", "load_chip", "names"]

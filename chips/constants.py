@@ -277,6 +277,11 @@ def _choose(
     return _constant(number, "family default", default)
 
 
+def of(fit: Sheet, name: str, origin: str) -> Constant:
+    """Returns a constant of a fit by name."""
+    return _constant(fit.numbers[name], origin, fit)
+
+
 def _constant(number: Number, origin: str, sheet: Sheet) -> Constant:
     source = sheet.sources.get(number.source)
     return Constant(number, origin, source.title if source else "")

@@ -21,6 +21,7 @@ from perfmodel.kernels import KERNELS
 
 FAMILIES = (
     "hbm_gpu", "wafer", "lpu", "corsair", "dataflow", "trainium", "tpu", "gaudi", "ascend",
+    "tensix", "cpu",
 )  # fmt: skip
 """Chip families, by the name a datasheet gives: each has a module and a table of assumptions."""
 
@@ -156,6 +157,7 @@ def parse_sheet(tables: Mapping[str, Any], where: str, path: str = "") -> Sheet:
         if field.required and numbers[field.name].value is None:
             raise InputError(f"{where}: {field.name} [{field.unit}] must be known")
     _check_consistent(numbers, where)
+    _check_power(numbers, identity["family"], where)
     return Sheet(identity["name"], identity, numbers, sources, path or where)
 
 
@@ -184,6 +186,51 @@ def _check_consistent(numbers: Mapping[str, Number], where: str) -> None:
     ordered("tdp", "server_power", "a server draws more than its chips")
 
 
+LEAST_ENERGY = {
+    "peak_bf16": 0.038e-12, "peak_fp8": 0.009e-12, "peak_int8": 0.02e-12, "peak_fp4": 0.004e-12,
+    "memory_bandwidth": 0.1e-12, "link_bandwidth": 1e-12,
+}  # fmt: skip
+"""Least energy of a FLOP or a byte at full rate that is believed [J], assumed.
+
+A tenth of the least power limit over the rate among chips that are made or announced: 0.38 pJ a
+16-bit FLOP, 0.088 pJ in 8 bits, 0.044 pJ in 4 (all Rubin CPX; 0.2 pJ for integers), 1 pJ a byte of
+on-chip memory (WSE-2). Links:
+a tenth of about 1.3 pJ a bit of NVLink-C2C. What is below is a slip of units.
+"""
+
+_DRAM = 3e-12
+"""The same of a byte from stacked memory, a tenth of HBM2's 3.9 pJ a bit (O'Connor and others,
+"Fine-Grained DRAM", MICRO 2017); assumed."""
+
+_STACKED = ("hbm_gpu", "trainium", "tpu", "gaudi", "ascend")
+"""Families whose first memory is that."""
+
+_FAR_ABOVE = 10.0
+
+
+def _check_power(numbers: Mapping[str, Number], family: str, where: str) -> None:
+    """Raises where a rate takes far more power than the chip may draw."""
+    values = {name: number.value for name, number in numbers.items() if number.value}
+    limit = values.get("tdp")
+    if limit is None:
+        return
+    believed = LEAST_ENERGY | ({"memory_bandwidth": _DRAM} if family in _STACKED else {})
+    spent = [(rate, "", least, limit) for rate, least in believed.items()]
+    slow = values.get("slow_memory_energy", 0.0)
+    # Given energies are taken at their word, and memories need not all run at once.
+    given = f"slow_memory_energy {slow:g} J/B × "
+    spent += [(f"memory{n}_bandwidth", given, slow, _FAR_ABOVE * limit) for n in (2, 3)]
+    for name, energy, each, most in spent:
+        rate = values.get(name, 0.0)
+        if rate * each > most:
+            at = "" if energy else f" at {each * 1e12:g} pJ each, a tenth of what is made,"
+            raise InputError(
+                f"{where}: {energy}{name} {rate:g} {_UNITS[name]}{at} takes "
+                f"{rate * each:,.0f} W, {'far ' if energy else ''}above tdp {limit:g} W "
+                f"(nearest: {name} {most / each:.3g})"
+            )
+
+
 @functools.cache
 def assumptions(family: str) -> Sheet:
     """Returns the numbers a family assumes of a chip whose datasheet leaves them out."""
@@ -196,6 +243,27 @@ def assumptions(family: str) -> Sheet:
     return Sheet(family, identity, numbers, sources, where)
 
 
+WIDE = 2.0
+"""How far an assumed number may be off, as a factor, where its family gives no range; assumed."""
+
+# Counts and choices: another value of these is another chip, not the same known less well.
+_CHOSEN = (
+    "units", "domain", "elements", "array_rows", "cores", "torus_axes", "open_ends", "in_network",
+    "regions", "static", "prompt_chunk", "wire_bytes", "memory2_capacity", "memory3_capacity",
+    "host_memory",
+)  # fmt: skip
+
+
+def _span(number: Number, name: str) -> tuple[float, float]:
+    """Returns the range of an assumed number: its family's, or a wide one within the schema's."""
+    value = float(number.value or 0.0)
+    field = next(f for f in ASSUMPTIONS if f.name == name)
+    most = 1.0 if name.endswith("_efficiency") else field.high
+    low = max(value / WIDE, field.low) if number.low is None else number.low
+    high = min(value * WIDE, most) if number.high is None else number.high
+    return low, high
+
+
 def complete(sheet: Sheet, assumed: Sheet) -> dict[str, Number]:
     """Returns every number the family function needs, each marked with where it came from.
 
@@ -205,14 +273,17 @@ def complete(sheet: Sheet, assumed: Sheet) -> dict[str, Number]:
     known = {name: number for name, number in sheet.numbers.items() if number.value is not None}
     values = {name: float(number.value or 0.0) for name, number in known.items()}
 
-    def assume(field: str, value: float, why: str) -> None:
+    def assume(field: str, value: float, why: str, span: tuple[float, float] | None = None) -> None:
         if field not in known:
             values[field] = value
-            known[field] = Number(value, _UNITS[field], "assumed", note=why)
+            low, high = (None, None) if span is None else span
+            known[field] = Number(value, _UNITS[field], "assumed", note=why, low=low, high=high)
 
     def share(field: str, name: str, of: str) -> None:
         factor = assumed.value(name) or 0.0
-        assume(field, factor * values[of], f"{factor:g} times {of}")
+        low, high = _span(assumed.numbers[name], name)
+        span = low * values[of], high * values[of]
+        assume(field, factor * values[of], f"{factor:g} times {of}", span)
 
     for field in _FORMATS:
         assume(field, 0.0, "not given, taken as unsupported")
@@ -227,7 +298,9 @@ def complete(sheet: Sheet, assumed: Sheet) -> dict[str, Number]:
     for field in (f.name for f in ASSUMPTIONS if f.name in _UNITS):
         value = assumed.value(field)
         if value is not None:
-            assume(field, value, assumed.numbers[field].note)
+            number = assumed.numbers[field]
+            span = _span(number, field) if field not in _CHOSEN and value else None
+            assume(field, value, number.note, span)
     complete = {
         name: dataclasses.replace(number, value=values[name]) for name, number in known.items()
     }
@@ -264,7 +337,9 @@ _INTRODUCTION = """\
 Made from the schema in `chips/datasheet.py` and `chips/constants.py`; do not edit by hand.
 
 A chip is one TOML file. Three numbers are enough; everything else that is left out or unknown is
-taken from the family's assumptions and shown as assumed:
+taken from the family's assumptions and shown as assumed, with a wide range: the family's, or half
+to twice the number. `perfmodel chips new my_chip --peak 500TFLOP/s --capacity 64GB --bandwidth
+2TB/s` writes such a file (`docs/comparing.md`):
 
     [chip]
     name = "my_chip"
@@ -294,10 +369,15 @@ taken from the family's assumptions and shown as assumed:
 Each number has `value`, `unit` (exactly as below), `kind`, `source`, and may have `note`, `low`
 and `high`. Kinds are reported, measured, derived, fitted, assumed and unknown; unknown has no
 value, and a number without a source is assumed. GB are decimal; rates are dense, bandwidths one
-direction, and power is that of the board.
+direction, and power is that of the board. Between `low` and `high` a number may lie: results then
+have bands. Numbers that contradict each other are refused: a narrower format that is slower, a
+server that draws less than its chips, a rate that would take more than `tdp` at a tenth of the
+energy of anything made (`LEAST_ENERGY` in `chips/datasheet.py`).
 
-`[chip]` holds `name`, `family` (FAMILIES) and may hold `title`, `vendor`, `generation`, `year` and
-`aliases`. A chip of a measured `generation` (ampere, ada, hopper, blackwell, blackwell_workstation,
+`[chip]` holds `name` and `family`, and may hold `title`, `vendor`, `generation`, `year` and
+`aliases`. Families: FAMILIES.
+
+A chip of a measured `generation` (ampere, ada, hopper, blackwell, blackwell_workstation,
 dav-c220) without kernel fits of its own takes those of a chip of its generation; any other (cdna2,
 cdna3, cdna4) takes the family's. Which one is shown with every constant.
 """

@@ -70,6 +70,18 @@ class Chip:
         vars(other)["machine"] = machine  # where the cached property keeps it
         return other
 
+    def under(self, software: str) -> "Chip":
+        """Returns the chip with the constants of one software's kernels on it, where such a fit is.
+
+        Of old or untuned software, whose kernels are not what the chip can do; those that measure
+        with it say so (`perfmodel.validation`).
+        """
+        fit = constants.read_fit(constants.folder(), f"{self.name}@{software}")
+        if fit is None:
+            return self
+        own = {name: constants.of(fit, name, f"own fit, {software}") for name in fit.numbers}
+        return dataclasses.replace(self, constants={**self.constants, **own})
+
     def kernels_of(self) -> str:
         """Returns whose kernel measurements the chip uses: "its own", the name of a chip of its
         generation, or "its family" where there are neither.
@@ -151,6 +163,12 @@ def names() -> list[str]:
     True
     """
     return sorted(_files())
+
+
+def is_known(name: str) -> bool:
+    """Returns whether a name or alias is that of a chip of the catalogue."""
+    known = {catalog.fold(each) for key, more in _aliases().items() for each in (key, *more)}
+    return catalog.fold(name) in known
 
 
 def build(sheet: Sheet, fits: Traversable | None = None) -> Chip:

@@ -60,6 +60,10 @@ def _draft_layers(config: Mapping[str, Any], where: str) -> int:
 
 # Channels of an image; tokens of one where the file does not say (class default of Gemma 3).
 _COLOURS, _GEMMA_TOKENS = 3, 256
+_QWEN = (
+    "depth", "hidden_size", "intermediate_size", "num_heads", "patch_size", "temporal_patch_size",
+    "spatial_merge_size", "num_position_embeddings", "out_hidden_size",
+)  # fmt: skip
 _VIT = (
     "num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "patch_size",
 )  # fmt: skip
@@ -72,6 +76,15 @@ _TOWERS: Mapping[str, tuple[str, ...]] = {
         *(f"vt_{key}" for key in _VIT[:4]), "patch_size", "init_pos_emb_height",
         "init_pos_emb_width",
     ),
+    "kimi_k3": (
+        *(f"vt_{key}" for key in _VIT[:4]), "patch_size", "init_pos_emb_height",
+        "init_pos_emb_width", "qkv_hidden_size",
+    ),
+    "qwen3_5": _QWEN,
+    "qwen3_5_moe": _QWEN,
+    "gemma4": (
+        *_VIT, "position_embedding_size", "pooling_kernel_size", "default_output_length",
+    ),
 }  # fmt: skip
 
 
@@ -79,8 +92,8 @@ def read_encoder(config: Mapping[str, Any], where: str = "config.json") -> Encod
     """Returns the encoder tower of a config.json that `parse_config` accepts.
 
     None where the file has none, or describes it without its sizes: copies of a file are often
-    without. Classes: Gemma3ForConditionalGeneration, Llama4VisionModel of transformers, MoonViT of
-    Kimi-VL.
+    without. Classes: Gemma3ForConditionalGeneration, Llama4VisionModel, Qwen3_5VisionModel and
+    Gemma4VisionModel of transformers, MoonViT of Kimi-VL and its form in Kimi K3.
     """
     kind = config["model_type"]
     arch = ARCHITECTURES[kind]
@@ -94,13 +107,15 @@ def read_encoder(config: Mapping[str, Any], where: str = "config.json") -> Encod
     layers, h, inner, heads, patch, *rest = (size(table, key, place) for key in keys)
     width = size(config[arch.nested], arch.hidden, where)
     inputs = _COLOURS * patch**2
+    # Biases of four products and of two beside each other, two norms with biases.
+    plain = (h, 4 * h + inner + h + 4 * h)
     if kind == "gemma3":
         patches = (rest[0] // patch) ** 2
         given = config.get("mm_tokens_per_image") is not None
         tokens = size(config, "mm_tokens_per_image", where) if given else _GEMMA_TOKENS
         # Bias of patches, last norm, and a norm of the pooled patches before one product.
         return Encoder(
-            layers, h, inner, heads, inputs, patches, patches, divide(patches, tokens),
+            layers, h, inner, heads, *plain, inputs, patches, patches, divide(patches, tokens),
             ((width, h),), vectors=h + 2 * h + h,
         )  # fmt: skip
     if kind == "llama4":
@@ -109,16 +124,40 @@ def read_encoder(config: Mapping[str, Any], where: str = "config.json") -> Encod
         merged = round(1 / float(table.get("pixel_shuffle_ratio", 0.5)) ** 2)
         # A class token with a position, norms before and after.
         return Encoder(
-            layers, h, inner, heads, inputs, patches, patches + 1, merged,
+            layers, h, inner, heads, *plain, inputs, patches, patches + 1, merged,
             ((entry, h * merged), (result, entry), (width, last)), vectors=h + 4 * h, extra=1,
         )  # fmt: skip
-    high, wide = rest
+    if kind == "gemma4":
+        rows, side, tokens = rest
+        # No biases; norms of queries and keys, four norms a layer, and a scale and an offset after
+        # pooling where the file asks for them. Positions of both directions in tables of their own.
+        vectors = 4 * h + 2 * divide(h, heads)
+        ends = 0 if is_off(table.get("standardize")) else 2 * h
+        return Encoder(
+            layers, h, inner, heads, h, vectors, inputs, tokens * side**2, 2 * rows, side**2,
+            ((width, h),), vectors=ends, gates=2, norms=4,
+        )  # fmt: skip
+    if kind in ("qwen3_5", "qwen3_5_moe"):
+        # A patch of an image is seen as often as a patch has frames.
+        frames, side, patches, last = rest
+        group = side**2 * h
+        return Encoder(
+            layers, h, inner, heads, *plain, frames * inputs, patches, patches, side**2,
+            ((group, group), (last, group)), vectors=h + 2 * h + group + last,
+        )  # fmt: skip
+    high, wide, *rest = rest
     merged = 1
     for side in table.get("merge_kernel_size", (2, 2)):
         merged *= side
     group = merged * h
+    if kind == "kimi_k3":
+        # No biases; norms without them, one of the result.
+        return Encoder(
+            layers, h, inner, heads, rest[0], 2 * h, inputs, high * wide, high * wide, merged,
+            ((group, group), (width, group)), vectors=h + width,
+        )  # fmt: skip
     # Bias of patches, last norm, a norm before the projector, and its biases.
     return Encoder(
-        layers, h, inner, heads, inputs, high * wide, high * wide, merged,
+        layers, h, inner, heads, *plain, inputs, high * wide, high * wide, merged,
         ((group, group), (width, group)), vectors=h + 2 * h + 2 * h + group + width,
     )  # fmt: skip

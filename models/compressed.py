@@ -87,7 +87,10 @@ class CompressedAttention(eqx.Module):
 
     def vectors(self, hidden: Real) -> Real:
         """Returns the elements of norms, sinks, and of the weights by place of the compressors."""
-        count = self.q_rank + self.width + self.heads
+        return self._vectors(self.heads)
+
+    def _vectors(self, heads: Real) -> Real:
+        count = self.q_rank + self.width + heads
         if self.ratio is None:
             return count
         each = self.ratio * self._series + 1
@@ -103,7 +106,8 @@ class CompressedAttention(eqx.Module):
         elements = elements + heads * self.width * self.o_rank + groups * self.o_rank * hidden
         columns = self._everywhere() + queries + groups * self.o_rank + hidden
         stored = elements * precision.weight_bytes + columns * precision.column_bytes
-        return stored + 2 * self.vectors(hidden)
+        # Sinks are cut by heads.
+        return stored + 2 * self._vectors(heads)
 
     def cache_bytes_per_token(self, precision: Precision, shard: Shard) -> Real:
         """Returns bytes of one cached vector that one rank holds [B]: of a token or an entry."""
@@ -218,7 +222,7 @@ class CompressedAttention(eqx.Module):
             )
         )  # fmt: skip
         if chunk is not None:
-            near = minimum(chunk.keys, self.window + chunk.queries)
+            near = minimum(chunk.keys, self.window + chunk.queries - 1)
             ops.append(
                 Attention(
                     "chunk_attention", group, "prefill", sequences=chunk.prompts,

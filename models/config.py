@@ -461,7 +461,13 @@ def _experts(
         shared_gate=routed.shared_gate if shared else 0,
         latent=latent,
         latent_norm=0 if latent is None else flag(config, arch, routed.latent_norm, where),
+        # Norms beyond the usual ones are around the experts and the layer beside them.
+        normed_apart=routed.norms > 0,
     )
+
+
+WITHOUT_TOWER = "only the decoder is counted, not the vision layers beside it"
+"""What `caveats` says of a network with a tower that no image asks for."""
 
 
 def caveats(config: Mapping[str, Any]) -> tuple[str, ...]:
@@ -489,7 +495,7 @@ def caveats(config: Mapping[str, Any]) -> tuple[str, ...]:
         if config.get("index_share_for_mtp_iteration") is True:
             notes.append("draft steps after the first are counted with an indexer run of their own")
     if nested is not None:
-        notes.append("only the decoder is counted, not the vision layers beside it")
+        notes.append(WITHOUT_TOWER)
     if is_cut(config):
         notes.append("the list of what is not quantised was cut: what it shows is taken for all")
     if not is_off(config.get("auto_map")):

@@ -11,21 +11,34 @@ from perfmodel.step import Shard, Step
 
 
 def gather_rows(
-    name: str, kind: CollectiveKind, rows: Real, group: str, hidden: Real, shard: Shard
+    name: str,
+    kind: CollectiveKind,
+    rows: Real,
+    group: str,
+    hidden: Real,
+    shard: Shard,
+    copies: Real = 1,
 ) -> Operators:
     """Returns what brings the tokens of all attention groups to the ranks; nothing for one."""
     if shard.attention_groups is None:
         return ()
     several = minimum(shard.attention_groups - 1, 1)
-    return (Collective(name, group, kind, rows, hidden, shard.ranks, count=several),)
+    return (Collective(name, group, kind, rows, hidden, shard.ranks, count=several, copies=copies),)
 
 
 def reduce_rows(
-    name: str, kind: CollectiveKind, rows: Real, group: str, step: Step, hidden: Real, shard: Shard
+    name: str,
+    kind: CollectiveKind,
+    rows: Real,
+    group: str,
+    step: Step,
+    hidden: Real,
+    shard: Shard,
+    copies: Real = 1,
 ) -> Operators:
     """Returns what sums the ranks' partial results: for one group to all ranks, for several by
     what brought its tokens, backwards."""
-    several = gather_rows(name, kind, rows, group, hidden, shard)
+    several = gather_rows(name, kind, rows, group, hidden, shard, copies)
     one = 1 if not several else 1 - several[0].count
     whole = Collective(
         "ffn_all_reduce", group, "all_reduce", step.all_rows, hidden, shard.ranks, count=one
@@ -123,7 +136,9 @@ class MixtureOfExperts(eqx.Module):
     width, which a product makes of the hidden state on every rank and another turns back (latent
     mixtures: Nemotron 3, Kimi K3); `latent_norm` is 1 where they are normalised first. `routing` is
     the exponent of the power law by which tokens prefer some experts (`perfmodel.models.routing`),
-    None where they prefer none.
+    None where they prefer none. `normed_apart` is static: results of the experts and of the shared
+    layer are normed before they are added, so that ranks sum each first (Gemma 4: vLLM, class
+    Gemma4DecoderLayer).
     """
 
     experts: Real
@@ -137,6 +152,7 @@ class MixtureOfExperts(eqx.Module):
     latent: Real | None = None
     latent_norm: Real = 0
     routing: Real | None = None
+    normed_apart: bool = eqx.field(static=True, default=False, kw_only=True)
 
     def _width(self, hidden: Real) -> Real:
         """Returns the width of what experts take and give."""
@@ -229,7 +245,8 @@ class MixtureOfExperts(eqx.Module):
             precision.expert_kernel, precision.expert_column_bytes, touched,
         )  # fmt: skip
         # Every rank routes all tokens that it holds: those of its own attention group.
-        own, moved = step.rows, self._moved(step, shard)
+        own, share_moved = step.rows, self._moved(shard)
+        moved, copies = step.all_rows * share_moved, shard.ranks * share_moved
         width = self._width(hidden)
         ops: list = [
             Matmul(
@@ -243,7 +260,7 @@ class MixtureOfExperts(eqx.Module):
                 element_bytes=4, launches=0,
             ),
             *self._turned("latent_down_projection", own, width, hidden, group, precision),
-            *gather_rows("expert_dispatch", "all_to_all", moved, group, width, shard),
+            *gather_rows("expert_dispatch", "all_to_all", moved, group, width, shard, copies),
             Matmul(
                 "expert_up_projection", group, each, self.gates * inner, width, *weights,
                 experts=True,
@@ -269,7 +286,13 @@ class MixtureOfExperts(eqx.Module):
         if self.latent is not None:
             left = hidden if self.shared is None else 0
             summed = hidden + self.latent_norm * (self.latent - left)
-        ops += reduce_rows("expert_combine", "all_to_all", moved, group, step, summed, shard)
+        ops += reduce_rows(
+            "expert_combine", "all_to_all", moved, group, step, summed, shard, copies
+        )
+        if self.normed_apart:
+            ops += reduce_rows(
+                "ffn_reduce_scatter", "reduce_scatter", rows, group, step, hidden, shard
+            )
         return tuple(ops)
 
     def _turned(
@@ -291,12 +314,12 @@ class MixtureOfExperts(eqx.Module):
             return busiest_share(ranks, tokens * self.top_k)
         return busiest_power_law_share(ranks, self.experts, self.top_k, tokens, self.routing)
 
-    def _moved(self, step: Step, shard: Shard) -> Real:
-        """Returns the rows that an exchange hands to each rank, from all others.
+    def _moved(self, shard: Shard) -> Real:
+        """Returns the share of all rows that an exchange hands to each rank, from all others.
 
         Each token goes to the ranks of its experts, at most to all: as all-to-all kernels do, or,
         where that is less, as an all-gather.
         """
         if shard.expert_ranks is None:
-            return step.all_rows
-        return step.all_rows * minimum(self.top_k * inverse(shard.expert_ranks), 1.0)
+            return 1
+        return minimum(self.top_k * inverse(shard.expert_ranks), 1.0)

@@ -51,6 +51,19 @@ class BlockResiduals(eqx.Module):
             ),
         )  # fmt: skip
 
+    def head_operators(
+        self, hidden: Real, sublayers: Real, step: Step, precision: Precision
+    ) -> Operators:
+        """Returns the operators before the output head: the mean of all blocks' sums."""
+        del precision
+        read = (divide(sublayers, 2 * self.block) + 1) * hidden
+        return (
+            Vector(
+                "last_block_residuals", f"{step.phase}/rest", step.rows, read, hidden, 8 * read,
+                reductions=1,
+            ),
+        )  # fmt: skip
+
 
 class HyperConnections(eqx.Module):
     """`streams` residual streams, each as wide as the hidden state."""
@@ -89,4 +102,22 @@ class HyperConnections(eqx.Module):
                 "stream_mixing", group, step.rows, (2 * n + 1) * hidden, (n + 1) * hidden,
                 (4 * n + 2 * n * n) * hidden, launches=2, count=sublayers,
             ),
+        )  # fmt: skip
+
+    def head_operators(
+        self, hidden: Real, sublayers: Real, step: Step, precision: Precision
+    ) -> Operators:
+        """Returns the operators that sum the streams before the output head.
+
+        Of all tokens: those with logits are chosen after it (inference code of DeepSeek-V4, class
+        ParallelHead; vLLM and SGLang alike).
+        """
+        del sublayers
+        group, n = f"{step.phase}/rest", self.streams
+        return (
+            Matmul(
+                "stream_head", group, step.rows, n, n * hidden, _FP32, 2, precision.head_kernel,
+                result_bytes=_FP32,
+            ),
+            Vector("stream_sum", group, step.rows, n * hidden, hidden, 2 * n * hidden),
         )  # fmt: skip

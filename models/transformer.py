@@ -13,6 +13,7 @@ from perfmodel.formats import Precision
 from perfmodel.models.attention import GroupedQueryAttention
 from perfmodel.models.block_sparse import BlockSparseAttention
 from perfmodel.models.compressed import CompressedAttention
+from perfmodel.models.encoder import Encoder, encoder_operators
 from perfmodel.models.mla import LatentAttention
 from perfmodel.models.mlp import MixtureOfExperts, Mlp
 from perfmodel.models.recurrent import Recurrent
@@ -47,7 +48,9 @@ class Model(eqx.Module):
     `norms` of a sublayer (2 where its result is normalised too), and `extra_norms` of all layers
     beyond those, less than none where sublayers beside each other share one; `positions` counts
     learned position embeddings; `max_context` is the longest context the configuration allows;
-    `streams` are the connections of a residual of several streams or blocks, None where it is one.
+    `streams` are the connections of a residual of several streams or blocks, None where it is one;
+    `encoder`, the tower beside the decoder, None where no images are served: no count of a network
+    includes it.
     """
 
     hidden: Real
@@ -61,6 +64,7 @@ class Model(eqx.Module):
     positions: Real = 0
     extra_norms: Real = 0
     streams: HyperConnections | BlockResiduals | None = None
+    encoder: Encoder | None = None
 
     @property
     def sublayers(self) -> Real:
@@ -233,12 +237,28 @@ def layer_operators(model: Model, step: Step, shard: Shard, precision: Precision
     return (*norm_operators(model, step, precision), *bodies)
 
 
+def tower_operators(model: Model, step: Step, shard: Shard, precision: Precision) -> Operators:
+    """Returns the operators that encode the images of a step's chunk; none where there are none.
+
+    Each image once, in the step whose chunk it is part of, as vLLM schedules it (V1 scheduler,
+    encoder inputs): all of a step's images together.
+    """
+    if model.encoder is None or step.chunk is None or step.chunk.images is None:
+        return ()
+    images, runs = step.chunk.encodings
+    return encoder_operators(model.encoder, images, model.encoder.tokens, shard, precision, runs)
+
+
 def head_operators(model: Model, step: Step, shard: Shard, precision: Precision) -> Operators:
     """Returns the operators before and after the layers: embedding, output head, sampling."""
     group = f"{step.phase}/rest"
     rows, logits = step.all_rows, step.logits
     columns = divide(model.vocabulary, shard.ranks)
+    mixing: Operators = ()
+    if model.streams is not None:
+        mixing = model.streams.head_operators(model.hidden, model.sublayers, step, precision)
     return (
+        *mixing,
         Vector("embedding", group, rows, model.hidden, model.hidden, 0),
         Collective(
             "embedding_all_reduce", group, "all_reduce", rows, model.hidden, shard.ranks

@@ -11,6 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from perfmodel.bands import ranges
     from perfmodel.cache import enable_cache
     from perfmodel.chips import Chip, load_chip
     from perfmodel.engines import EngineEntry, load_engine
@@ -57,6 +58,7 @@ _HOME = {
     "Load": "plan",
     "Plan": "plan",
     "predict": "prediction",
+    "ranges": "bands",
     "sensitivity": "sensitivities",
     "Estimate": "serving",
     "size": "sizing",
@@ -68,7 +70,8 @@ __all__ = [
     "Chip", "Engine", "EngineEntry", "Estimate", "Infeasible", "InputError", "Limits", "Load",
     "Machine", "Model", "ModelEntry", "PerfmodelError", "Plan", "Precision", "Traced",
     "__version__", "enable_cache", "estimate", "frontier", "load_chip", "load_engine", "load_model",
-    "operator_table", "overlay", "precision", "predict", "sensitivity", "size", "trace",
+    "operator_table", "overlay", "precision", "predict", "ranges", "sensitivity", "size",
+    "trace",
 ]  # fmt: skip
 
 

@@ -210,7 +210,9 @@ def cycle(
 
 
 def groups_of(system: System, pool: Pool) -> Array | None:
-    """Returns how many attention groups of a pool have work, as of the requests of attention."""
+    """Returns how many attention groups of a replica have work, of the requests that share it."""
     if pool.plan.attention_dp is None:
         return None
-    return minimum(as_real(system.attention.plan.batch), as_real(pool.plan.attention_dp))
+    attention = system.attention.plan
+    ratio = as_real(attention.replicas) / as_real(pool.plan.replicas)
+    return minimum(as_real(attention.batch) * ratio, as_real(pool.plan.attention_dp))

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 # Attributes that tell how a result was made, repeated at the top of the object.
 _ATTRS = (
     "version", "created", "call", "command", "model", "notes", "isl", "osl", "prefix_hit",
-    "routing", "engine", "slo_ttft_s", "slo_tpot_s", "catalogue_digest", "ownership",
+    "images", "image_tokens", "routing", "engine", "slo_ttft_s", "slo_tpot_s", "max_power_w",
+    "max_racks", "max_cost_usd_per_hour", "catalogue_digest", "ownership",
     "price_assumption", "site_assumption", "kernel_constants", "assumed", "host_assumed",
     "rate", "headroom", "spare", "by", "x", "y", "max_chips", "evaluated", "feasible",
 )  # fmt: skip
@@ -62,9 +63,10 @@ def estimate(
     operators: "xr.Dataset | None" = None,
     sensitivity: "xr.Dataset | None" = None,
     files: Mapping[str, Any] | None = None,
+    ranges: "xr.Dataset | None" = None,
 ) -> dict[str, Any]:
-    """Returns one design as a flat object; with the operator table as lists, and what the design
-    depends on, where given."""
+    """Returns one design as a flat object; with the operator table as lists, what the design
+    depends on, and the bands that ranges of its chip give, where given."""
     numbers = {
         str(name): variable.values
         for name, variable in dataset.variables.items()
@@ -76,6 +78,9 @@ def estimate(
         found["operators"] = rows(operators, "operator")
     if sensitivity is not None:
         found["sensitivity"] = _sensitivity(sensitivity)
+    if ranges is not None:
+        found["bands"] = {row.pop("quantity"): row for row in rows(ranges, "quantity")}
+        found["ranges"] = rows(ranges, "number")
     if files:
         found["files"] = dict(files)
     return found
@@ -152,6 +157,8 @@ def system(found: "xr.Dataset") -> dict[str, Any]:
         "link_load": plain(links),
         "tpot_parts_s": plain(parts),
         "margins": plain(margins),
+        **({"classes": rows(found, "class")} if "class" in found.coords else {}),
+        **({"simulated": rows(found, "statistic")} if "statistic" in found.coords else {}),
     }
 
 

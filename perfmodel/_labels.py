@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from perfmodel import question
-from perfmodel.units import MICROSECOND, MILLISECOND, seconds
+from perfmodel.units import MICROSECOND, MILLISECOND, seconds, si
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -366,6 +366,10 @@ def lengths(dataset: "xr.Dataset") -> str:
     """Returns the traffic in words."""
     attrs = dataset.attrs
     words = f"{int(attrs['isl']):,} tokens in, {int(attrs['osl']):,} out"
+    if "images" in attrs:
+        images = float(attrs["images"])
+        seen = f"{images:g} {'image' if images == 1.0 else 'images'}"
+        words = f"{words}, {float(attrs['image_tokens']):,.0f} of those in for {seen}"
     hit = float(attrs.get("prefix_hit", 0.0))
     return words + (f", {hit:.0%} of the prompt cached" if hit else "")
 
@@ -444,9 +448,17 @@ def axis_notes(dataset: "xr.Dataset") -> list[str]:
     return [note for note in notes if note]
 
 
+_BUDGETS = (
+    ("max_power_w", lambda v: f"at most {si(v, 'W', 4)} rated"),
+    ("max_racks", lambda v: f"at most {v:g} {'rack' if v == 1.0 else 'racks'}"),
+    ("max_cost_usd_per_hour", lambda v: f"at most ${v:g}/h"),
+)
+
+
 def limits(dataset: "xr.Dataset") -> list[str]:
-    """Returns the service levels asked for, in words."""
-    return [
+    """Returns the service levels and budgets asked for, in words."""
+    most = [say(float(dataset.attrs[key])) for key, say in _BUDGETS if key in dataset.attrs]
+    return most + [
         f"{name} at most {seconds(float(dataset.attrs[key]))}"
         for name, key in (("TTFT", "slo_ttft_s"), ("TPOT", "slo_tpot_s"))
         if key in dataset.attrs

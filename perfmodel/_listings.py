@@ -1,6 +1,7 @@
 """What the catalogues hold, as tables and as JSON values."""
 
 import dataclasses
+import math
 from typing import TYPE_CHECKING, Any
 
 from perfmodel import report
@@ -90,7 +91,9 @@ def chip(name: str) -> Listing:
         column.no_wrap = True
     rows = found.numbers()
     for row in rows:
-        value = "" if row.value is None else f"{row.value:.4g}"
+        value = "–" if row.value is None else f"{row.value:.4g}"
+        if row.low is not None and row.high is not None and row.low < row.high:
+            value += f" ({row.low:.3g} to {row.high:.3g})"
         table.add_row(row.field, value, row.unit, row.kind, row.origin, row.source)
     digest = f"{found.title} · digest {found.digest} · kernels: {', '.join(found.supported)}"
     values = _stamp() | {
@@ -101,6 +104,30 @@ def chip(name: str) -> Listing:
         "numbers": [row._asdict() for row in rows],
     }
     return Listing(_above(f"{found.name}", digest, table), values)
+
+
+def new_chip(made: "Chip") -> "RenderableType":
+    """Returns what is given of a chip and what its family assumes, with the wide range of that."""
+    from rich.console import Group
+
+    given = report.grid(("given", "left"), ("", "right"), ("", "left"))
+    assumed = report.grid(
+        ("assumed", "left"), ("", "right"), ("", "left"), ("range", "left"), ("because", "left")
+    )
+    for row in made.numbers():
+        if row.field not in made.fields or row.value is None:
+            continue
+        if row.origin == "datasheet":
+            given.add_row(row.field, f"{row.value:.4g}", row.unit)
+        elif row.value:
+            known = row.low is not None and row.high is not None
+            span = f"{row.low:.3g} to {row.high:.3g}" if known else ""
+            assumed.add_row(row.field, f"{row.value:.4g}", row.unit, span, row.note)
+    kernels = made.kernels_of()
+    whose = {"its own": "its own", "its family": f"of its family, {made.sheet.identity['family']}"}
+    said = f"kernel constants: {whose.get(kernels, f'of {kernels}, its generation')}"
+    said += f"; kernels: {', '.join(made.supported)}"
+    return Group(report.lines(made.title, style="bold"), given, "", assumed, "", report.lines(said))
 
 
 # ---- Models ----
@@ -342,9 +369,11 @@ def points(name: str | None) -> Listing:
     from perfmodel import validation
     from perfmodel.errors import InputError, nearest
 
+    if name == "gains":
+        return ratios()
     known = validation.names()
     if name is not None and name not in known:
-        raise InputError(f"unknown family {name!r}{nearest(name, known)}")
+        raise InputError(f"unknown family {name!r}{nearest(name, [*known, 'gains'])}")
     table = report.grid(
         ("point", "left"), ("published", "right"), ("model", "right"), ("error", "right"),
         ("kind", "left"), ("fitted", "left"), ("speculation", "left"), ("source", "left"),
@@ -368,13 +397,58 @@ def points(name: str | None) -> Listing:
                     "speculation": point.speculation, "source": point.source, "note": point.note,
                 }
             )  # fmt: skip
-    unseen = [abs(r["error"]) for r in rows if r["kind"] == "measured" and not r["fitted"]]
+    medians = _medians(rows)
     told = "* does not fit the memory as modelled, or lacks the kernel"
-    if unseen:
-        middle = sorted(unseen)[len(unseen) // 2]
-        told = f"measured points that no constant has seen: median {100 * middle:.0f} %; {told}"
+    if medians:
+        shown = [f"{m['chip']} {100 * m['median']:.0f} % of {m['points']}" for m in medians]
+        told = (
+            f"median error of measured points that no constant has seen: {', '.join(shown)}; {told}"
+        )
     title = "published and modelled, in the units of the metric"
-    return Listing(_above(title, told, table), {**_stamp(), "points": rows})
+    return Listing(_above(title, told, table), {**_stamp(), "points": rows, "medians": medians})
+
+
+def _medians(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the median error of measured points that no constant has seen: of all, by chip."""
+    unseen = [r for r in rows if r["kind"] == "measured" and not r["fitted"]]
+    found = []
+    for chip in ("all", *sorted({r["chip"] for r in unseen})):
+        errors = sorted(abs(r["error"]) for r in unseen if chip in ("all", r["chip"]))
+        if errors:
+            middle = errors[len(errors) // 2]
+            found.append({"chip": chip, "points": len(errors), "median": middle})
+    return found
+
+
+def ratios() -> Listing:
+    """Returns published gains of serving techniques beside those of the model."""
+    from perfmodel import gains
+
+    table = report.grid(
+        ("gain", "left"), ("technique", "left"), ("published", "right"), ("model", "right"),
+        ("kind", "left"), ("taken for granted, or why there is no answer", "left"),
+    )  # fmt: skip
+    rows: list[dict[str, Any]] = []
+    for gain in gains.gains():
+        ratio, before, after = gains.modelled(gain)
+        has = math.isfinite(ratio)
+        table.add_row(
+            gain.id, gain.technique, f"{gain.published:.3g}", f"{ratio:.2f}" if has else "–",
+            gain.kind, gain.why or gain.assumption,
+        )  # fmt: skip
+        rows.append(
+            {
+                "id": gain.id, "technique": gain.technique, "published": gain.published,
+                "modelled": ratio if has else None, "kind": gain.kind, "source": gain.source,
+                "assumption": gain.assumption, "why": gain.why, "metric": gain.metric,
+                "before": dict(before), "after": dict(after),
+            }
+        )  # fmt: skip
+    told = [row for row in rows if row["modelled"] is not None]
+    near = sum(0.75 < row["modelled"] / row["published"] < 4 / 3 for row in told)
+    words = f"{len(told)} of {len(rows)} have an answer, {near} of them within a third"
+    title = "published gains and the model's, after over before"
+    return Listing(_above(title, words, table), {**_stamp(), "gains": rows})
 
 
 def _below(table: Any, note: str) -> "RenderableType":

@@ -329,17 +329,19 @@ _FUSED = ("pointwise", "reduction")
 
 _VIEWS = frozenset(
     "reshape transpose squeeze expand_dims broadcast_in_dim slice rev stop_gradient pvary pcast "
-    "copy optimization_barrier sharding_constraint shard dynamic_slice split mesh_cast reshard "
-    "bitcast_convert_type layout_constraint name reduce_precision device_put".split()
+    "copy optimization_barrier sharding_constraint shard dynamic_slice split unstack mesh_cast "
+    "reshard bitcast_convert_type layout_constraint name reduce_precision device_put".split()
 )
 # Views of a part: reading them touches their own elements.
-_NARROWING = frozenset({"slice", "shard", "dynamic_slice", "split"})
+_NARROWING = frozenset({"slice", "shard", "dynamic_slice", "split", "unstack"})
 _FREE = frozenset(
     "axis_index axis_size dim_as_value create_token after_all platform_index empty empty2 "
     "random_wrap random_unwrap".split()
 )
 # Element-wise steps that only move or relabel: no operation.
-_MOVING = frozenset("convert_element_type concatenate pad iota full real imag complex".split())
+_MOVING = frozenset(
+    "convert_element_type concatenate stack pad iota full real imag complex".split()
+)
 _POINTWISE = frozenset(
     "abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil "
     "clamp conj cos cosh digamma div eq eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt igamma "

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from perfmodel import _labels
+from perfmodel import _labels, _spans
 from perfmodel._labels import Front, Measured
 
 if TYPE_CHECKING:
@@ -55,6 +55,22 @@ def _hover(front: Front, i: int) -> str:
     return "<br>".join(lines)
 
 
+def _errors(front: Front, x: str, y: str) -> dict[str, Any]:
+    """Returns the bars that the range of a price makes of a cost."""
+    found: dict[str, Any] = {}
+    for key, name in (("error_x", x), ("error_y", y)):
+        span = _spans.price_span(front.columns, name)
+        if span is not None:
+            value = front.columns[name].astype(float)
+            found[key] = {
+                "type": "data", "symmetric": False, "thickness": 1, "width": 0,
+                "array": [float(v) for v in span[1] - value],
+                "arrayminus": [float(v) for v in value - span[0]],
+                "color": front.colour + "55",
+            }  # fmt: skip
+    return found
+
+
 def _trace(front: Front, x: str, y: str, key: str, kinds: Sequence[Any]) -> dict[str, Any]:
     own = front.columns[key]
     places = [list(kinds).index(int(kind) if key == "tp" else str(kind)) for kind in own]
@@ -70,6 +86,7 @@ def _trace(front: Front, x: str, y: str, key: str, kinds: Sequence[Any]) -> dict
         "y": [float(v) for v in front.columns[y]],
         "text": [_hover(front, i) for i in range(len(front))],
         "hovertemplate": "%{text}<extra></extra>",
+        **_errors(front, x, y),
         "line": {
             "color": front.colour,
             "width": 2.5,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from perfmodel import _labels
+from perfmodel import _labels, _spans
 from perfmodel._labels import Front
 
 if TYPE_CHECKING:
@@ -162,8 +162,14 @@ def draw(dataset: "xr.Dataset", measured: "xr.Dataset | None" = None) -> "Figure
     attrs = dataset.attrs
     title = f"{_labels.model_title(str(attrs['model']))}: {_labels.trade_off(x, y)}"
     origins = _labels.origin_notes(dataset, " (dashed)")
+    bars = _spans.price_span_note(found, (x, y), "Bars and bands")
     notes = " · ".join(
-        [*origins, *_labels.axis_notes(dataset), f"perfmodel {attrs.get('version', '')}"]
+        [
+            *origins,
+            *_labels.axis_notes(dataset),
+            *filter(None, [bars, _spans.budget_note(dataset)]),
+            f"perfmodel {attrs.get('version', '')}",
+        ]
     )
     figure, axes = _bare_axes(title, _labels.setting(dataset), textwrap.wrap(notes, _WIDE))
     lines = [np.column_stack([f.columns[x], f.columns[y]]).astype(float) for f in found]
@@ -173,6 +179,7 @@ def draw(dataset: "xr.Dataset", measured: "xr.Dataset | None" = None) -> "Figure
         (y, 1, axes.set_yscale, axes.set_ylim, axes.yaxis),
     ):
         values = [line[:, column] for line in lines + [p.xy for p in points]]
+        values += [end for f in found for end in _spans.price_span(f.columns, name) or ()]
         log = _labels.log_axis(values)
         if log:
             setter("log")
@@ -183,6 +190,7 @@ def draw(dataset: "xr.Dataset", measured: "xr.Dataset | None" = None) -> "Figure
     key, kinds = _labels.marked_by(found)
     marker = dict(zip(kinds, MARKERS * (len(kinds) // len(MARKERS) + 1), strict=False))
     for front, line in zip(found, lines, strict=True):
+        _draw_span(axes, front, (x, y), line)
         style = "-" if front.sure else (0, (4, 1.5))
         axes.plot(line[:, 0], line[:, 1], linestyle=style, color=front.colour, linewidth=1.6)
         own = front.columns[key]
@@ -220,6 +228,23 @@ def draw(dataset: "xr.Dataset", measured: "xr.Dataset | None" = None) -> "Figure
     _label_chips(placer, found, lines)
     _label_plans(axes, placer, found, lines)
     return figure
+
+
+def _draw_span(axes: "Axes", front: Front, names: tuple[str, str], line: np.ndarray) -> None:
+    """Draws what the range of a price makes of a cost: a band, with bars at some points."""
+    for place, name in enumerate(names):
+        span = _spans.price_span(front.columns, name)
+        if span is None:
+            continue
+        rows = _labels.spread(line[:, 0], 6)
+        ends = np.stack([line[rows, place] - span[0][rows], span[1][rows] - line[rows, place]])
+        band = axes.fill_betweenx if place == 0 else axes.fill_between
+        band(line[:, 1 - place], *span, color=front.colour, alpha=0.10, linewidth=0, zorder=1)
+        error: dict[str, Any] = {"xerr" if place == 0 else "yerr": np.maximum(ends, 0.0)}
+        axes.errorbar(
+            line[rows, 0], line[rows, 1], **error, fmt="none", ecolor=front.colour,
+            elinewidth=1.0, capsize=2.5, alpha=0.7, zorder=3,
+        )  # fmt: skip
 
 
 def _label_chips(placer: _Placer, found: Sequence[Front], lines: Sequence[np.ndarray]) -> None:

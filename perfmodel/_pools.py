@@ -3,6 +3,7 @@
 A pool that does several parts holds the union of their weights.
 """
 
+import dataclasses
 from typing import NamedTuple
 
 from jax import Array
@@ -67,7 +68,7 @@ def held(system: System, model: Model, draft: Model | None, load: Load, engine: 
         plan, machine, precision = guesser.plan, guesser.machine, guesser.precision
         guessed = used * chip_weights(machine, draft, plan, precision)
         shard = plan.shard(machine)
-        each = sequence_bytes(draft, precision, load.isl + 0.5 * load.osl, shard)
+        each = sequence_bytes(draft, precision, load.context, shard)
         keys = used * stage_share(draft, plan, shard) * each
     # A pool that computes prompts holds every layer; so does one of both halves of decoding.
     weights = [
@@ -79,7 +80,8 @@ def held(system: System, model: Model, draft: Model | None, load: Load, engine: 
         attention.machine, model, load, attention.plan, attention.precision, engine,
         weights=weights[1], prompts=on.pa, beside=on.ga * keys,
     )  # fmt: skip
-    prompt = Load(load.isl, as_real(1.0), load.prefix_hit, load.burst, load.in_step)
+    # A pool of prefill holds prompts only.
+    prompt = dataclasses.replace(load, osl=load.osl * 0.0 + 1.0)
     reading = footprint(
         first.machine, model, prompt, first.plan, first.precision, engine, weights=weights[0]
     )

@@ -32,7 +32,8 @@ class Column:
     """A column that a table may have: the names it goes by, and what is in it.
 
     Fields: `names`; `meaning`; whether it holds a `number`, a `whole` one (0 in one that is not
-    required says that it does not apply); whether it is `required`; the `low` end of its range.
+    required says that it does not apply); whether it is `required`; the `low` end of its range;
+    the name of a column that may stand `instead` of a required one, where one of both is enough.
     """
 
     names: tuple[str, ...]
@@ -41,6 +42,7 @@ class Column:
     whole: bool = False
     required: bool = False
     low: float = 1e-6
+    instead: str = ""
 
 
 def text(meaning: str, *names: str, required: bool = False) -> Column:
@@ -48,9 +50,9 @@ def text(meaning: str, *names: str, required: bool = False) -> Column:
     return Column(names, meaning, number=False, required=required)
 
 
-def count(meaning: str, *names: str, required: bool = False) -> Column:
+def count(meaning: str, *names: str, required: bool = False, instead: str = "") -> Column:
     """Returns a column of whole numbers."""
-    return Column(names, meaning, whole=True, required=required)
+    return Column(names, meaning, whole=True, required=required, instead=instead)
 
 
 @dataclasses.dataclass(eq=False)
@@ -94,7 +96,8 @@ def read(source: TableLike, fields: Mapping[str, Column]) -> Table:
         found = next((folded[known] for known in column.names if known in folded), None)
         if found is not None:
             given[name] = found
-        elif column.required:
+    for name, column in fields.items():
+        if column.required and name not in given and column.instead not in given:
             known = " or ".join(column.names[:3])
             raise InputError(f"{where}: no column {known}{nearest(name, header)}")
     return Table(frame, lines, fields, given, status)
@@ -168,7 +171,7 @@ class Reader:
         if odd.any():
             words = self.texts(name)
             empty = odd & ((words == "") | (words == "nan"))
-            if column.required:
+            if column.required and not column.instead:
                 self.fault(empty, f"missing {name}")
             self.fault(
                 odd & ~empty,
@@ -229,13 +232,14 @@ class Predictions:
 
     Fields: `frame`, the columns given, unchanged, then predictions, errors and `status`; `lines`,
     the line of each row; `labels`, by what rows are told apart in a summary; `errors`, the columns
-    of signed relative errors, none where nothing was measured.
+    of signed relative errors, none where nothing was measured; `notes` on what was taken for rows.
     """
 
     frame: pd.DataFrame
     lines: np.ndarray
     labels: Mapping[str, np.ndarray]
     errors: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
     def faults(self) -> dict[str, list[int]]:
         """Returns the lines of rows that were not predicted, by their status."""
@@ -254,6 +258,7 @@ class Predictions:
             "predicted": count_ - sum(len(fault["lines"]) for fault in faults),
             "errors_percent": self.summary().to_dict("records"),
             "not_predicted": faults,
+            **({"notes": list(self.notes)} if self.notes else {}),
         }
 
     def summary(self) -> pd.DataFrame:

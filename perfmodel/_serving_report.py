@@ -10,11 +10,13 @@ from perfmodel._serving_runs import RULES, Runs
 from perfmodel.engines import FIELDS
 
 
-def _row(cells: Sequence[object]) -> str:
-    return "| " + " | ".join(str(cell) for cell in cells) + " |"
+def row(values: Sequence[object]) -> str:
+    """Returns a line of a Markdown table."""
+    return "| " + " | ".join(str(value) for value in values) + " |"
 
 
-def _cells(signed: np.ndarray) -> list[str]:
+def cells(signed: np.ndarray) -> list[str]:
+    """Returns how many errors there are, median and 90th percentile of their sizes, and bias."""
     if not len(signed):
         return ["0", "–", "–"]
     found = statistics(100.0 * signed)
@@ -27,7 +29,7 @@ def _cells(signed: np.ndarray) -> list[str]:
 
 def _head(first: Sequence[str]) -> list[str]:
     names = [*first, *(f"{w} {c}" for w in ("TPOT", "TTFT") for c in ("rows", "error", "bias"))]
-    return [_row(names), _row(["---"] * len(names))]
+    return [row(names), row(["---"] * len(names))]
 
 
 def text(
@@ -55,11 +57,11 @@ def text(
     }
 
     def errors(predicted: Mapping[str, np.ndarray], rows: np.ndarray) -> list[str]:
-        cells: list[str] = []
+        listed: list[str] = []
         for name in ("tpot", "ttft"):
             signed = 1e3 * predicted[name] / asked.numbers[f"{name}_ms"] - 1.0
-            cells += _cells(signed[rows & usable[name]])
-        return cells
+            listed += cells(signed[rows & usable[name]])
+        return listed
 
     def table(
         by: Sequence[str], rows: np.ndarray, predicted: Mapping[str, np.ndarray]
@@ -68,8 +70,8 @@ def text(
         lines = _head(by)
         for key in keys:
             here = rows & np.all([names[n] == k for n, k in zip(by, key, strict=True)], axis=0)
-            lines.append(_row([*key, *errors(predicted, here)]))
-        lines.append(_row(["**all**", *[""] * (len(by) - 1), *errors(predicted, rows)]))
+            lines.append(row([*key, *errors(predicted, here)]))
+        lines.append(row(["**all**", *[""] * (len(by) - 1), *errors(predicted, rows)]))
         return [*lines, ""]
 
     held, seen = good & runs.held_out, good & ~runs.held_out
@@ -83,17 +85,17 @@ def text(
         lines += ["## Every model left out in turn", "", *table(["model"], good, others)]
     lines += ["## Constants", ""]
     listed = list(constants)
-    lines += [_row(["constant", "unit", *listed]), _row(["---"] * (2 + len(listed)))]
+    lines += [row(["constant", "unit", *listed]), row(["---"] * (2 + len(listed)))]
     for field in FIELDS:
         if field.name in constants[listed[0]]:
             values = [f"{constants[engine][field.name]:.3g}" for engine in listed]
-            lines.append(_row([field.name, field.unit, *values]))
-    lines += ["", "## Rows left out", "", _row(["rows", "why"]), _row(["---"] * 2)]
+            lines.append(row([field.name, field.unit, *values]))
+    lines += ["", "## Rows left out", "", row(["rows", "why"]), row(["---"] * 2)]
     known = {rule.why for rule in RULES}
     for why, count in runs.left_out.items():
         ours = why.removesuffix(" (TTFT only)") in known or why.startswith("copy")
         # What is near an unknown name is of no interest here.
-        lines.append(_row([count, why if ours else f"not covered: {why.split(' (')[0]}"]))
+        lines.append(row([count, why if ours else f"not covered: {why.split(' (')[0]}"]))
     return "\n".join([*lines, ""])
 
 

@@ -38,7 +38,7 @@ class Rule:
 
 
 RULES = (
-    Rule("mode != 'agg'", "disaggregated: not modelled"),
+    Rule("mode != 'agg'", "disaggregated: below"),
     Rule("concurrency != concurrency", "no concurrency"),
     Rule("system == 'gb200' and gpus_total_derived > 8",
          "labelled aggregated on 12 to 72 GPUs; reads like totals of disaggregated runs"),

@@ -3,7 +3,7 @@
 import math
 from typing import TYPE_CHECKING, Any
 
-from perfmodel import _labels
+from perfmodel import _labels, _spans
 from perfmodel._tables import grid, lines
 from perfmodel.errors import shorten
 from perfmodel.units import seconds
@@ -65,6 +65,7 @@ def size_table(dataset: "xr.Dataset") -> "Group":
         "batch: most requests at once in a replica; TTFT, TPOT: at it; kW load: at the rate asked",
         "kW rated: of whole servers; * the limit of their boards alone where no rating is known",
         f"price of {attrs['price_assumption']}",
+        _spans.budget_note(dataset),
         *lacks,
         *_labels.origin_notes(dataset),
         "means of a closed loop: the headroom is for bursts and percentiles of arriving traffic",

@@ -9,6 +9,9 @@ from perfmodel.errors import InputError, shorten
 if TYPE_CHECKING:
     import xarray as xr
 
+    from perfmodel.systems import Scheduling
+    from perfmodel.traffic import Mix
+
 
 @dataclasses.dataclass(frozen=True)
 class Asked:
@@ -25,6 +28,12 @@ class Asked:
     link: str | None
     base: dict[str, Any]
     assume_dense: bool
+    batching: str = "continuous"
+    kv: str = ""
+    classes: list[str] = dataclasses.field(default_factory=list)
+    trace: str | None = None
+    cache_tokens: str | None = None
+    simulate: int = 0
 
 
 def numbers(text: str | None, option: str) -> list[float] | None:
@@ -57,14 +66,59 @@ def bandwidth(text: str | None) -> float | None:
     return value * 1e9
 
 
-def run(asked: Asked, **options: Any) -> "xr.Dataset":
-    """Returns what the system asked for achieves."""
-    from perfmodel import systems
+def scheduling(batching: str, kv: str) -> "Scheduling | None":
+    """Returns how a worker serves, None where as usual: continuous batches, KV in pages.
+
+    >>> scheduling("static:0.5", "").spread
+    0.5
+    """
+    from perfmodel.systems import Scheduling
+
+    kind, _, spread = batching.strip().partition(":")
+    if kind not in ("continuous", "static") or (spread and kind == "continuous"):
+        raise InputError(
+            f"--batching: continuous, static or static:SPREAD are needed, "
+            f"not {shorten(batching, 30)!r}"
+        )
+    policy, _, tokens = kv.partition(":")
+    try:
+        wide = float(spread) if spread else 0.0
+        reserved = int(tokens) if tokens else 0
+    except ValueError:
+        raise InputError(
+            f"--batching and --kv: numbers are needed after ':' in {shorten(batching, 30)!r} "
+            f"and {shorten(kv, 30)!r}"
+        ) from None
+    if kind == "continuous" and policy != "reserved":
+        return None
+    return Scheduling(kind == "static", wide, reserved if policy == "reserved" else None)
+
+
+def run(asked: Asked, export: str | None, **options: Any) -> tuple["xr.Dataset", Any]:
+    """Returns what the system asked for achieves, and its commands for an engine where named."""
+    from perfmodel import _export_command, systems
+    from perfmodel.export import of_system
 
     network, pools, base, extra = _read(asked)
-    return systems.serve(
-        network, pools, base=base, micro=float(asked.micro_batches), **extra, **options
+    where, named = systems.table(pools, base)
+    batch = options.pop("batch")
+    made = systems.ask(
+        network, named, where, batch=batch, micro=float(asked.micro_batches), **extra, **options
     )
+    found = systems.dataset(made, systems.evaluate(made), batch)
+    mix = _traffic(asked)
+    if mix is not None and mix.note:
+        found = found.assign_attrs(traffic=mix.note)
+    tokens = asked.draft_tokens if "draft" in extra else 0.0
+    scripts = _export_command.scripts(
+        export, lambda: of_system(made, found, extra.get("draft"), tokens)
+    )
+    if not asked.simulate:
+        return found, scripts
+    from perfmodel import percentiles
+
+    followed = percentiles.percentiles(made, batch, requests=max(asked.simulate, 10))
+    return found.merge(followed, combine_attrs="override"), scripts
 
 
 def frontier(asked: Asked, chips: list[str], plain: dict[str, Any], **options: Any) -> "xr.Dataset":
@@ -75,14 +129,62 @@ def frontier(asked: Asked, chips: list[str], plain: dict[str, Any], **options: A
     from perfmodel import system_search, systems
 
     network, pools, base, extra = _read(asked)
-    named = ", ".join(f"{role} {_chip(pool)}" for role, pool in pools.items())
-    fronts = {named: system_search.frontier(network, pools, base=base, **extra, **options)}
-    about = dict(fronts[named].attrs)
-    options.pop("descend", None)
+    alone = {k: v for k, v in extra.items() if k in ("classes", "scheduling")}
+    fronts = {}
+    if pools:
+        named = ", ".join(f"{role} {_chip(pool)}" for role, pool in pools.items())
+        fronts[named] = system_search.frontier(network, pools, base=base, **extra, **options)
+        options.pop("descend", None)
     for chip in chips:
         one = {"decode": systems.PoolAsked(chip, **plain)}
-        fronts[f"{chip} alone"] = system_search.frontier(network, one, **options)
+        fronts[f"{chip} alone"] = system_search.frontier(network, one, **alone, **options)
+    if not fronts:
+        raise InputError("missing option '--chip', or a pool such as '--decode'")
+    about = dict(next(iter(fronts.values())).attrs)
     return system_search.beside(fronts).assign_attrs(about)
+
+
+def size(asked: Asked, chips: list[str], **options: Any) -> "xr.Dataset":
+    """Returns the smallest system asked for that serves a rate, and one pool of each of `chips`."""
+    from perfmodel import system_search, systems
+    from perfmodel.errors import Infeasible
+
+    network, pools, base, extra = _read(asked)
+    listed: dict[str, Any] = {}
+    if pools:
+        listed[", ".join(f"{role} {_chip(pool)}" for role, pool in pools.items())] = pools
+    alone = {k: v for k, v in extra.items() if k in ("classes", "scheduling")}
+    found, why = {}, []
+    for name, named in (listed | {f"{chip} alone": chip for chip in chips}).items():
+        mine = extra if named is pools else alone
+        if isinstance(named, str):
+            named = {"decode": systems.PoolAsked(named, **asked.base)}
+        try:
+            found[name] = system_search.size(network, named, base=base, **mine, **options)
+        except Infeasible as error:
+            why.append(f"{name}: {error}")
+    if not found:
+        raise Infeasible("; ".join(why))
+    return system_search.beside(found)
+
+
+_TRACE_CLASSES = 16
+"""Classes that a trace is reduced to; docs/traffic.md says what they lose."""
+
+
+def _traffic(asked: Asked) -> "Mix | None":
+    """Returns the kinds of requests asked for, None where they are all alike."""
+    from perfmodel import traces, traffic
+
+    if asked.trace is None:
+        if asked.cache_tokens is not None:
+            raise InputError("--cache-tokens: of a trace that names its blocks (--trace FILE)")
+        return traffic.parse(asked.classes) if asked.classes else None
+    if asked.classes:
+        raise InputError("--trace and --class: one of them")
+    tiers = numbers(asked.cache_tokens, "--cache-tokens") or []
+    mix, _ = traces.to_classes(traces.read(asked.trace), _TRACE_CLASSES, tiers)
+    return mix
 
 
 def _chip(pool: Any) -> str:
@@ -123,5 +225,14 @@ def _read(asked: Asked) -> tuple[Any, dict[str, Any], Any, dict[str, Any]]:
     if asked.link is not None:
         between = systems.link(bandwidth(asked.link), None)
         extra["links"] = Links(between, between, between)
+    mix = _traffic(asked)
+    if mix is not None:
+        parts = mix.traffic
+        extra["classes"] = systems.Classes(
+            mix.names, parts.isl, parts.osl, parts.cached, parts.weight
+        )
+    how = scheduling(asked.batching, asked.kv)
+    if how is not None:
+        extra["scheduling"] = how
     network = load_model(asked.model, assume_dense=asked.assume_dense)
     return network, pools, base, extra

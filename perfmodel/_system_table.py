@@ -9,7 +9,7 @@ from perfmodel.units import GB, KILOWATT
 
 if TYPE_CHECKING:
     import xarray as xr
-    from rich.console import Group
+    from rich.console import Group, RenderableType
 
 # Words, key, factor and form of the numbers of the whole system.
 _ROWS = (
@@ -45,8 +45,8 @@ def system_table(found: "xr.Dataset") -> "Group":
         numbers.add_row(words, shown)
     pools = grid(
         ("pool", "left"), ("does", "left"), ("chip", "left"), ("layout", "left"),
-        ("busy\n%", "right"), ("memory\nGB", "right"), ("left\n%", "right"), ("power\nW", "right"),
-        edge=True,
+        ("busy\n%", "right"), ("memory\nGB", "right"), ("margin\n%", "right"),
+        ("power\nW", "right"),
     )  # fmt: skip
     for i, name in enumerate(found["pool"].values):
         here = found.isel(pool=i)
@@ -72,12 +72,15 @@ def system_table(found: "xr.Dataset") -> "Group":
     ]
     return Group(
         lines(title, style="bold"),
+        lines(str(attrs.get("traffic", ""))),
         lines(f"{load} · engine {attrs.get('engine', 'neutral')}"),
         "",
         numbers,
         "",
         pools,
         "",
+        *_classes(found),
+        *_simulated(found),
         lines(f"links busy: {', '.join(used)}" if used else ""),
         lines(verdict, style="bold"),
         lines(f"a token's way in ms: {', '.join(parts)}"),
@@ -87,6 +90,44 @@ def system_table(found: "xr.Dataset") -> "Group":
             style="dim",
         ),
     )
+
+
+def _classes(found: "xr.Dataset") -> "list[RenderableType]":
+    """Returns what each kind of request sees, nothing where all are alike."""
+    if "class" not in found.coords:
+        return []
+    table = grid(
+        ("class", "left"), ("share\n%", "right"), ("tokens\nin", "right"), ("out", "right"),
+        ("cached\n%", "right"), ("TTFT\ns", "right"), ("E2E\ns", "right"),
+    )  # fmt: skip
+    for i, name in enumerate(found["class"].values):
+        here = {key: float(found[f"class_{key}"][i]) for key in _CLASS_KEYS}
+        table.add_row(
+            str(name), f"{100 * here['share']:.1f}", f"{here['isl']:,.0f}", f"{here['osl']:,.0f}",
+            f"{100 * here['prefix_hit']:.0f}", f"{here['ttft_s']:,.3f}", f"{here['e2e_s']:,.2f}",
+        )  # fmt: skip
+    return [table, ""]
+
+
+_CLASS_KEYS = ("share", "isl", "osl", "prefix_hit", "ttft_s", "e2e_s")
+
+
+def _simulated(found: "xr.Dataset") -> "list[RenderableType]":
+    """Returns percentiles of requests that were followed, nothing where none were."""
+    if "statistic" not in found.coords:
+        return []
+    names = [str(name) for name in found["statistic"].values]
+    table = grid(("simulated", "left"), *((name, "right") for name in names))
+    for key, words, factor, unit in (
+        ("ttft", "TTFT", 1.0, "s"), ("tpot", "TPOT", 1e3, "ms"), ("e2e", "E2E", 1.0, "s"),
+    ):  # fmt: skip
+        values = found[f"simulated_{key}_s"].values * factor
+        table.add_row(f"{words} [{unit}]", *(f"{value:,.3f}" for value in values))
+    count, again, away = (
+        int(found[f"simulated_{key}"]) for key in ("requests", "preemptions", "rejected")
+    )
+    said = f"{count:,} requests followed, {again:,} preemptions, {away:,} turned away"
+    return [table, lines(said), ""]
 
 
 def systems_table(found: "xr.Dataset", most: int = 14) -> "Group":
@@ -113,6 +154,9 @@ def systems_table(found: "xr.Dataset", most: int = 14) -> "Group":
                 f"{float(here['ttft_s']):,.2f}", f"{float(here['chips']):g}",
                 f"{int(here['batch']):,}", str(here["words"].item()), str(here["busiest"].item()),
             )  # fmt: skip
+    what = f"{y} against {x}"
+    if "rate" in found.attrs:
+        what = f"smallest systems for {found.attrs['rate']:g} requests a second"
     extra = []
     if "hypervolume" in found.attrs:
         extra.append(
@@ -121,7 +165,7 @@ def systems_table(found: "xr.Dataset", most: int = 14) -> "Group":
             f"against {found.attrs['enumerated']:,} systems"
         )
     return Group(
-        lines(f"{_labels.model_title(str(found.attrs['model']))}: {y} against {x}", style="bold"),
+        lines(f"{_labels.model_title(str(found.attrs['model']))}: {what}", style="bold"),
         lines(f"{_labels.lengths(found)} · at most {found.attrs['max_chips']} chips"),
         "",
         rows,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from perfmodel import _influences, _labels
+from perfmodel import _influences, _labels, _spans
 from perfmodel.errors import shorten
 from perfmodel.units import GB, si
 
@@ -130,6 +130,7 @@ def footnotes(dataset: "xr.Dataset") -> list[str]:
         _labels.prices(dataset),
         _labels.site_note(dataset),
         _labels.per_note(dataset),
+        _spans.budget_note(dataset),
         "J and $ per output token: decode's share of busy time",
         *_labels.origin_notes(dataset),
         _model_note(dataset),
@@ -157,12 +158,19 @@ def frontier_table(dataset: "xr.Dataset", rows: int = 11) -> "Group":
     plan = (("plan", "left"), ("batch", "right"), ("chunk", "right"), ("format", "left"))
     table = grid(("chip", "left"), *heads[:2], *plan, *heads[2:], ("bound by", "left"))
     found = _labels.fronts(dataset)
+    table.columns[0].min_width = max(len(front.chip) for front in found) + 2
     short = _labels.short_precisions(dataset["precision"].values)
     for front in found:
         picked = _labels.spread(front.columns[x], rows)
+        spans = {k: _spans.price_span(front.columns, name) for k, name in enumerate((x, y))}
         for place, i in enumerate(picked):
             column = {name: values[i] for name, values in front.columns.items()}
             cells = [form(float(column[name])) for name, _, form in shown]
+            for k, span in spans.items():
+                if span is not None:
+                    # Two digits: the column must leave room for the plan.
+                    low, high = (_labels.number(float(end[i]), 2) for end in span)
+                    cells[k] += f" ({low}–{high})"
             mark = "•" if len(found) > 1 and bool(column["on_front"]) else " "
             table.add_row(
                 f"{front.chip if place == 0 else '':<8} {mark}",
@@ -258,12 +266,17 @@ _GROUPS: tuple[tuple[str, tuple[tuple[str, str, _Format], ...]], ...] = (
 )  # fmt: skip
 
 
-def estimate_table(dataset: "xr.Dataset", operators: "xr.Dataset | None" = None) -> "Group":
+def estimate_table(
+    dataset: "xr.Dataset",
+    operators: "xr.Dataset | None" = None,
+    ranges: "xr.Dataset | None" = None,
+) -> "Group":
     """Returns one design's numbers by group, and what binds it.
 
     Args:
         dataset: of `estimate`.
         operators: of `operator_table`, for the parts of a token's time.
+        ranges: of `ranges`, for the bands of numbers; those of prices alone without.
     """
     from rich.console import Group
 
@@ -276,6 +289,7 @@ def estimate_table(dataset: "xr.Dataset", operators: "xr.Dataset | None" = None)
     )
     traffic = f"{_labels.lengths(dataset)} · engine {attrs.get('engine', 'neutral')}"
     feasible = bool(dataset["feasible"])
+    bands = _spans.bands(dataset, ranges)
     table = grid(("", "left"), ("", "right"), edge=False)
     for name, rows in _GROUPS:
         values = [float(dataset[key]) for _, key, _ in rows]
@@ -286,8 +300,8 @@ def estimate_table(dataset: "xr.Dataset", operators: "xr.Dataset | None" = None)
             text = form(value) if math.isfinite(value) else "–"
             if key == "running" and math.isfinite(value):
                 words = f"running of the {int(dataset['admitted']):,} that the KV pool admits"
-            if f"{key}_low" in dataset and math.isfinite(value):
-                low, high = (form(float(dataset[f"{key}_{end}"])) for end in ("low", "high"))
+            if key in bands and math.isfinite(value):
+                low, high = map(form, bands[key])
                 words += f" ({low} to {high})" if low != high else ""
             table.add_row(f"  {words}", text)
     binding = dataset["binding"].item()
@@ -311,6 +325,7 @@ def estimate_table(dataset: "xr.Dataset", operators: "xr.Dataset | None" = None)
             "shares are of busy time; J and $ per output token are decode's",
             _labels.kernel_note(chip, str(attrs.get("kernel_constants", ""))),
             _labels.assumed_note({chip: str(attrs.get("assumed", ""))}),
+            _spans.ranges_note(ranges),
             _model_note(dataset),
             style="dim",
         ),
@@ -497,4 +512,5 @@ def predictions_table(found: "Predictions", faults: int = 20) -> "Group":
         *([table, lines("|error| median and 90th percentile; bias: median signed error",
                         style="dim")] if measured else []),
         lines(*words, *more),
+        lines(*found.notes, style="dim"),
     )  # fmt: skip

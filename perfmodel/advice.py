@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from perfmodel import question, results
+from perfmodel import budgets, question, results
 from perfmodel.designs import Designs, designs, evaluate
 from perfmodel.formats import PrecisionName, precision_name
 from perfmodel.question import Question
@@ -26,7 +26,17 @@ def advise(asked: Question, design: Designs) -> str:
     found = evaluate(asked, design)
     if not results.can_run(found["margins"])[0]:
         return _advise_memory(asked, design, found)
+    limit = str(results.binding(found)[0])
+    if limit in budgets.NAMES.values():
+        return _advise_budget(asked, design, limit)
     return _advise_limit(asked, design, found)
+
+
+def _advise_budget(asked: Question, design: Designs, limit: str) -> str:
+    """Returns what the chips of a design take of a budget, and the least that would hold them."""
+    (name,) = (name for name, margin in budgets.NAMES.items() if margin == limit)
+    chips = int(design.tp[0] * design.pp[0] * design.replicas[0])
+    return budgets.words(asked, int(design.chip[0]), name, chips)
 
 
 def _advise_memory(asked: Question, design: Designs, found: dict[str, np.ndarray]) -> str:

@@ -10,6 +10,7 @@ its datasheet and its other constants say.
 
 import argparse
 import dataclasses
+import fnmatch
 import importlib
 import re
 from collections.abc import Mapping, Sequence
@@ -21,7 +22,9 @@ from scipy.optimize import least_squares
 
 from perfmodel import validation
 from perfmodel.chips import load_chip
+from perfmodel.engines import load_engine
 from perfmodel.machine import Machine
+from perfmodel.plan import Engine
 from perfmodel.validation import Point
 
 
@@ -29,18 +32,32 @@ from perfmodel.validation import Point
 class Task:
     """What is fitted: the fit's name, its chips, and constants with their starting values.
 
-    `*` in a name stands for whatever makes it a constant's: one value for all of them.
+    A name may be a pattern (`kernels.*.stream`): one value for all constants that fit it. Names
+    without a dot are of the engine, whose profile then has the fit's name. With an `engine`, only
+    rows of that one are seen.
     """
 
     fit: str
     chips: tuple[str, ...]
     start: Mapping[str, float]
+    engine: str = ""
 
+
+TENSIX = {"[ke]*s.*.stream": 0.75, "floors.serial": 100e-6, "fabric.*_latency": 60e-6}
+V0 = {"launch_floor": 180e-6, "host_sequence": 60e-6}
+EAGER = {"floors.launch": 250e-6, "*s.bf16.efficiency": 0.3}
+SLOW = {"*s.bf16.efficiency": 0.3, "decode.item_rate": 1e11}
 
 TASKS: tuple[Task, ...] = (
     Task("wafer", ("wse2", "wse3"), {"mesh.reduction": 0.7}),
     Task("lpu", ("groq_lpu",), {"fabric.*_latency": 20e-6}),
     Task("corsair", ("corsair",), {"fabric.*_latency": 9e-6}),
+    Task("tensix", ("n150", "n300"), TENSIX),
+    Task("cpu", ("xeon_6980p",), {"[ke]*s.*.efficiency": 0.2}),
+    Task("vllm_2024", ("a100_40gb_sxm", "h100_sxm"), V0, "vllm_2024"),
+    Task("mi250@vllm_2024", ("mi250",), EAGER | {"fabric.*_latency": 1e-4}, "vllm_2024"),
+    Task("mi300x@vllm_2024", ("mi300x",), EAGER | {"decode.item_rate": 1e11}, "vllm_2024"),
+    Task("max_1550@vllm_2024", ("max_1550",), SLOW, "vllm_2024"),
     Task(
         "dataflow",
         ("sn40l",),
@@ -64,15 +81,14 @@ _PRIOR = np.log(2.0)
 
 
 def expand(names: Mapping[str, float], known: Sequence[str]) -> dict[str, float]:
-    """Returns constants by full name, `*` standing for any part.
+    """Returns constants by full name, from patterns of the shell.
 
     >>> expand({"kernels.*.stream": 0.9}, ["kernels.bf16.stream", "kernels.fp8.stream"])
     {'kernels.bf16.stream': 0.9, 'kernels.fp8.stream': 0.9}
     """
     found = {}
     for name, value in names.items():
-        first, _, last = name.partition("*")
-        found |= {k: value for k in known if k.startswith(first) and k.endswith(last)}
+        found |= {k: value for k in known if fnmatch.fnmatchcase(k, name)}
     return found
 
 
@@ -84,17 +100,27 @@ def machine(chip: str, changed: Mapping[str, float]) -> Machine:
     return family.machine(fields, constants | expand(changed, list(constants)))
 
 
+def engine(name: str, changed: Mapping[str, float]) -> Engine | None:
+    """Returns an engine with the numbers whose names have no dot; None where there are none."""
+    own = {field: value for field, value in changed.items() if "." not in field}
+    return dataclasses.replace(load_engine(name).engine, **own) if own else None
+
+
 def fit(task: Task) -> tuple[dict[str, float], np.ndarray, list[Point]]:
     """Returns the fitted constants, the errors left, and the rows that were seen."""
     rows = [p for name in validation.names() for p in validation.points(name)]
     rows = [p for p in rows if p.chip in task.chips and p.fitted]
+    rows = [p for p in rows if task.engine in ("", p.engine)]
     start = np.log(list(task.start.values()))
 
     def residuals(x: np.ndarray) -> np.ndarray:
         values = dict(zip(task.start, np.exp(x), strict=True))
         made: dict[str, Any] = {chip: machine(chip, values) for chip in task.chips}
         return np.concatenate(
-            [validation.errors(rows, made.__getitem__), 0.1 * (x - start) / _PRIOR]
+            [
+                validation.errors(rows, made.__getitem__, engine(task.engine, values)),
+                0.1 * (x - start) / _PRIOR,
+            ]
         )
 
     found = least_squares(residuals, start, diff_step=1e-3, xtol=1e-5, ftol=1e-6)
@@ -105,6 +131,8 @@ def fit(task: Task) -> tuple[dict[str, float], np.ndarray, list[Point]]:
 def write(path: Path, values: Mapping[str, float]) -> None:
     """Puts fitted values into a file of constants, whatever else it says of them kept."""
     text = path.read_text(encoding="utf-8")
+    for name in (name for name in values if "." not in name):
+        text = re.sub(rf"(\[{name}\]\nvalue = )\S+", rf"\g<1>{values[name]:.4g}", text)
     names = re.findall(r'^\[constants\."(.+)"\]', text, re.MULTILINE)
     for name, value in expand(values, names).items():
         head = f'[constants."{name}"]\nvalue = '
@@ -124,7 +152,9 @@ def main() -> None:
         if options.only in (None, task.fit):
             values, left, rows = fit(task)
             if options.out:
-                write(options.out / f"{task.fit}.toml", values)
+                profiles = options.out.parents[1] / "perfmodel" / "engine_profiles"
+                folder = profiles if task.fit == task.engine else options.out
+                write(folder / f"{task.fit}.toml", values)
             print(task.fit, {name: float(f"{value:.4g}") for name, value in values.items()})
             for row, error in zip(rows, left, strict=True):
                 print(f"  {row.id:40} {100 * (np.exp(error) - 1):+6.1f} %")

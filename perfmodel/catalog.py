@@ -22,6 +22,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources.abc import Traversable
 from typing import Any
 
+from perfmodel import quantities
 from perfmodel.errors import InputError, nearest, shorten
 
 KINDS = ("reported", "measured", "derived", "fitted", "assumed", "unknown")
@@ -333,7 +334,7 @@ def _parse_number(
     texts = {key: as_text(entry[key], f"{where}: {key}") for key in keys}
     if texts.get("unit") != field.unit:
         given = f", not '{shorten(texts['unit'], 30)}'" if "unit" in texts else "; it is missing"
-        raise InputError(f'{where}: unit must be "{field.unit}"{given}')
+        raise InputError(f'{where}: unit must be "{field.unit}"{given}{_converted(entry, field)}')
     source = texts.get("source", "")
     if source and source not in sources:
         raise InputError(f"{where}: no [sources.{shorten(source)}]{nearest(source, sources)}")
@@ -354,7 +355,8 @@ def _parse_number(
     for key, value in values.items():
         if not field.low <= value <= field.high:
             bounds = f"{field.low:g} to {field.high:g} {field.unit}"
-            raise InputError(f"{where}: {key} {value:g} is outside {bounds}")
+            close = field.low if value < field.low else field.high
+            raise InputError(f"{where}: {key} {value:g} is outside {bounds} (nearest: {close:g})")
     value = values.get("value")
     if value is not None and not values.get("low", value) <= value <= values.get("high", value):
         raise InputError(f"{where}: value {value:g} is not between its low and high")
@@ -362,6 +364,15 @@ def _parse_number(
     notes += [f"{key} {shorten(entry[key], 200)}" for key in extra if key in entry]
     note = "; ".join(note for note in notes if note)
     return Number(value, field.unit, kind, source, note, values.get("low"), values.get("high"))
+
+
+def _converted(entry: Mapping[str, Any], field: Field) -> str:
+    """Returns what a number of another unit is in the field's, "" where that is not known."""
+    value, unit = entry.get("value"), entry.get("unit")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not isinstance(unit, str):
+        return ""
+    words = quantities.scaled(float(value), unit, field.unit)
+    return f" ({words})" if words else ""
 
 
 def fold(name: str) -> str:

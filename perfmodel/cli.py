@@ -5,21 +5,27 @@ Nothing heavy is imported before a command runs, so that help is quick.
 """
 
 import contextlib
-import difflib
-import errno
-import os
-import shlex
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from perfmodel import _chips_command, _exits
+from perfmodel._commands import Engine as _Engine
+from perfmodel._commands import Isl as _Isl
+from perfmodel._commands import Json as _Json
+from perfmodel._commands import MaxCost as _MaxCost
+from perfmodel._commands import MaxPower as _MaxPower
+from perfmodel._commands import MaxRacks as _MaxRacks
+from perfmodel._commands import Osl as _Osl
+from perfmodel._commands import budgets as _budgets
+from perfmodel._commands import command as _command
+from perfmodel._commands import print_json as _print_json
+from perfmodel._commands import ready as _ready
+from perfmodel._commands import show as _show
+from perfmodel._commands import working as _working
 from perfmodel.errors import Infeasible, InputError, shorten
-
-_BAD_INPUT, _INFEASIBLE, _INTERRUPTED, _PIPE_CLOSED = 2, 3, 130, 141
-_OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 
 app = typer.Typer(
     name="perfmodel",
@@ -30,6 +36,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+app.add_typer(_chips_command.app)
 
 # ---- Options that commands share ----
 
@@ -42,10 +50,7 @@ _Dense = Annotated[
         "--assume-dense", help="Read a config.json that is not understood as a dense decoder."
     ),
 ]
-_Isl = Annotated[int, typer.Option(help="Prompt tokens.")]
-_Osl = Annotated[int, typer.Option(help="Output tokens.")]
 _Hit = Annotated[float, typer.Option(help="Share of the prompt already cached, 0 to below 1.")]
-_Engine = Annotated[str, typer.Option(help="Engine profile, or a TOML file of one.")]
 _Ttft = Annotated[
     str | None,
     typer.Option(metavar="TIME", help="Longest time to first token: 2s, 500ms, or seconds."),
@@ -86,6 +91,14 @@ _Routing = Annotated[
         help="How tokens fall on experts: evenly, or by a power law (docs/routing.md).",
     ),
 ]
+_Classes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--class",
+        metavar="NAME=ISL:OSL:SHARE[:HIT]",
+        help="Kind of requests, instead of --isl and --osl (repeat for more).",
+    ),
+]
 _POOL = "CHIP[:tp=…,replicas=…]"
 _Prefill = Annotated[str | None, typer.Option(metavar=_POOL, help="Pool that computes prompts.")]
 _Decode = Annotated[
@@ -117,7 +130,10 @@ _Link = Annotated[
         show_default="the chips' ports",
     ),
 ]
-_Json = Annotated[bool, typer.Option("--json", help="Print JSON, in SI units, and nothing else.")]
+_Images = Annotated[
+    float,
+    typer.Option(help="Images of a prompt; their tokens are part of the prompt tokens."),
+]
 
 
 def _time(text: str | None, option: str) -> float | None:
@@ -149,6 +165,21 @@ def _exponent(text: str) -> float | None:
     )
 
 
+def _is_table(text: str) -> bool:
+    """Returns whether `--trace` names a table of requests, not a function."""
+    return Path(text).suffix in (".csv", ".parquet", ".jsonl", ".ndjson") or Path(text).is_file()
+
+
+def _kv(text: str | None) -> tuple[str | None, str]:
+    """Returns the format of the KV cache, and how its memory is given out ("" where not said)."""
+    parts = [part.strip() for part in (text or "").split(",") if part.strip()]
+    policy = [part for part in parts if part.partition(":")[0] in ("paged", "reserved")]
+    formats = [part for part in parts if part not in policy]
+    if len(policy) > 1 or len(formats) > 1:
+        raise InputError(f"--kv: one format and one of paged, reserved, not '{shorten(text)}'")
+    return (formats or [None])[0], (policy or [""])[0]
+
+
 def _prices(given: list[str] | None) -> "float | dict[str, float] | None":
     """Returns prices from `2.5` for every chip, or `h100=2.5` for one."""
     if not given:
@@ -176,32 +207,6 @@ def _prices(given: list[str] | None) -> "float | dict[str, float] | None":
             raise InputError(f"--price: {chip} is given more than once")
         table[chip] = dollars
     return table
-
-
-def _print_json(value: Any) -> None:
-    from perfmodel import _json
-
-    sys.stdout.write(_json.text(value) + "\n")
-
-
-def _working(what: str, quiet: bool = False) -> Any:
-    """Returns a context that says on a terminal what is being done."""
-    if quiet or not sys.stderr.isatty():
-        return contextlib.nullcontext()
-    from rich.console import Console
-
-    return Console(stderr=True).status(what, spinner_style="")
-
-
-def _command(context: typer.Context) -> dict[str, str]:
-    """Returns the command line, as an attribute of what it makes."""
-    return {"command": shorten(shlex.join(["perfmodel", *context.obj]), 4000)}
-
-
-def _ready() -> None:
-    import perfmodel
-
-    perfmodel.enable_cache()
 
 
 # ---- Commands ----
@@ -258,7 +263,31 @@ def estimate(
         str | None, typer.Option(help="Format of weights: bf16, fp8, int8, int4, nvfp4, mxfp4.")
     ] = None,
     activations: Annotated[str | None, typer.Option(help="Format of activations.")] = None,
-    kv: Annotated[str | None, typer.Option(help="Format of the KV cache.")] = None,
+    kv: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FORMAT|paged|reserved[:TOKENS]",
+            help="Format of the KV cache, and how its memory is given out (commas between).",
+        ),
+    ] = None,
+    batching: Annotated[
+        str,
+        typer.Option(
+            metavar="continuous|static[:SPREAD]",
+            help="Requests come and go, or wait for the longest output of their batch.",
+        ),
+    ] = "continuous",
+    classes: _Classes = None,
+    cache_tokens: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TOKENS[,TOKENS…]",
+            help="Size of a prefix cache for a trace that names its blocks, tier by tier.",
+        ),
+    ] = None,
+    simulate: Annotated[
+        int, typer.Option(metavar="REQUESTS", help="Follow so many requests, for percentiles.")
+    ] = 0,
     engine: _Engine = "neutral",
     chunk: Annotated[
         int | None, typer.Option(help="Most prompt tokens in a step.", show_default="the engine's")
@@ -274,6 +303,7 @@ def estimate(
     pue: _Pue = None,
     lifetime: _Lifetime = None,
     routing: _Routing = "uniform",
+    images: _Images = 0.0,
     operators: Annotated[
         bool, typer.Option("--operators", help="Open the steps down to their operators.")
     ] = False,
@@ -282,12 +312,21 @@ def estimate(
     ] = False,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Write sensitivity.nc, .png and .html there."),
+        typer.Option(
+            metavar="DIR", help="Write sensitivity.nc, .png and .html, or the commands there."
+        ),
     ] = None,
+    ranges: Annotated[
+        bool,
+        typer.Option(
+            "--ranges/--no-ranges", help="Tell how far ranges of the chip's numbers carry."
+        ),
+    ] = True,
     trace: Annotated[
         str | None,
         typer.Option(
-            metavar="MODULE:FUNCTION", help="Time a JAX function of your own on CHIP instead."
+            metavar="MODULE:FUNCTION|FILE",
+            help="Time a JAX function of your own on CHIP instead; or requests of a trace.",
         ),
     ] = None,
     shape: Annotated[
@@ -309,6 +348,12 @@ def estimate(
         int, typer.Option(help="Micro-batches that take turns between pools.")
     ] = 1,
     link: _Link = None,
+    export: Annotated[
+        str | None,
+        typer.Option(
+            metavar="vllm|sglang|trtllm", help="Tell the commands that start and measure it."
+        ),
+    ] = None,
     assume_dense: _Dense = False,
     json: _Json = False,
 ) -> None:
@@ -318,18 +363,31 @@ def estimate(
     own for prefill, attention, FFN or drafts, that of the whole system: CHIP and its options are
     then the pool of the rest. Exit status 3 where it does not fit or misses a limit.
     """
+    from perfmodel import _export_command
+
+    _export_command.check(export, trace)
+    if trace is not None and not _is_table(trace):
+        _estimate_function(context, trace, shape or [], model, json)
+        return
     named = {"prefill": prefill, "decode": decode, "attention": attention, "ffn": ffn}
-    if any(named.values()) or draft is not None:
+    kv, policy = _kv(kv)
+    scheduled = (
+        batching != "continuous", policy not in ("", "paged"), bool(classes), trace is not None,
+        simulate > 0,
+    )  # fmt: skip
+    if any(named.values()) or draft is not None or any(scheduled):
         from perfmodel import _system_command
 
-        if operators or sensitivity or out is not None or trace is not None:
+        if operators or sensitivity or (out is not None and export is None):
             raise InputError(
-                "--operators, --sensitivity, --out and --trace: of one pool only, not of several"
+                "--operators, --sensitivity and --out: of one pool, one class and pages of KV only"
             )
         made = _system_command.Asked(
             model=model, chip=chip, pools={k: v for k, v in named.items() if v is not None},
             draft=draft, draft_tokens=draft_tokens, acceptance=acceptance,
             accepted_length=accepted_length, micro_batches=micro_batches, link=link,
+            batching=batching, kv=policy, classes=classes or [], trace=trace,
+            cache_tokens=cache_tokens, simulate=simulate,
             base=dict(tp=tp, pp=pp, ep=ep, attention_dp=attention_dp, regions=regions,
                       replicas=replicas, chunk=chunk, weights=weights, activations=activations,
                       kv=kv),
@@ -337,25 +395,25 @@ def estimate(
         )  # fmt: skip
         with _working("evaluating", quiet=json):
             _ready()
-            found = _system_command.run(
-                made, batch=batch, isl=isl, osl=osl, prefix_hit=prefix_hit, engine=engine,
+            found, scripts = _system_command.run(
+                made, export, batch=batch, isl=isl, osl=osl, prefix_hit=prefix_hit, engine=engine,
                 slo_ttft=_time(slo_ttft, "--slo-ttft"), slo_tpot=_time(slo_tpot, "--slo-tpot"),
                 price=price, ownership=ownership, electricity=electricity, pue=pue,
                 lifetime=lifetime, routing=_exponent(routing),
-            ).assign_attrs(_command(context))  # fmt: skip
+            )  # fmt: skip
+            found = found.assign_attrs(_command(context))
+        made_by = found.attrs["command"]
         if json:
             from perfmodel import _json
 
-            _print_json(_json.system(found))
+            _print_json(_json.system(found) | _export_command.told(scripts, out, made_by))
         else:
             from perfmodel import report
 
             report.write(report.system_table(found))
+            _export_command.show(scripts, out, made_by)
         if not bool(found["feasible"]):
             raise Infeasible(str(found["binding"].item()))
-        return
-    if trace is not None:
-        _estimate_function(context, trace, shape or [], model, json)
         return
     if shape:
         raise InputError("--shape: it is of the function that --trace names")
@@ -368,13 +426,14 @@ def estimate(
         prefix_hit=prefix_hit, weights=weights, activations=activations, kv=kv, engine=engine,
         slo_ttft=_time(slo_ttft, "--slo-ttft"), slo_tpot=_time(slo_tpot, "--slo-tpot"),
         price=price, ownership=ownership, electricity=electricity, pue=pue, lifetime=lifetime,
-        routing=_exponent(routing),
+        routing=_exponent(routing), images=images or None,
     )  # fmt: skip
-    if out is not None and not sensitivity:
-        raise InputError("--out: there is something to write with --sensitivity only")
+    if out is not None and not sensitivity and export is None:
+        raise InputError("--out: there is something to write with --sensitivity or --export")
     with _working("evaluating", quiet=json):
         import perfmodel
         from perfmodel import report
+        from perfmodel.export import of_pool
 
         _ready()
         network = perfmodel.load_model(model, assume_dense=assume_dense)
@@ -383,23 +442,33 @@ def estimate(
         opened = None
         if operators or not json:
             opened = perfmodel.operator_table(network, chip, **options)
+        spans = perfmodel.ranges(network, chip, **options) if ranges else None
         moved, files = None, {}
         if sensitivity:
             moved = perfmodel.sensitivity(network, chip, **options).assign_attrs(_command(context))
             if out is not None and bool(moved["elasticity"].notnull().any()):
                 files = report.save_sensitivity(moved, out)
+        scripts = _export_command.scripts(
+            export,
+            lambda: of_pool(
+                network, chip, found, engine=engine, weights=weights, activations=activations, kv=kv
+            ),
+        )
+    made_by = found.attrs["command"]
     if json:
         from perfmodel import _json
 
-        _print_json(_json.estimate(found, opened, moved, files))
+        exported = _export_command.told(scripts, out, made_by)
+        _print_json(_json.estimate(found, opened, moved, files, spans) | exported)
     else:
-        report.write(report.estimate_table(found, opened))
+        report.write(report.estimate_table(found, opened, spans))
         if operators and opened is not None:
             report.write(report.operators_table(opened))
         if moved is not None:
             report.write(report.sensitivity_table(moved))
         if files:
             report.write("\n".join(f"wrote {path}" for path in files.values()))
+        _export_command.show(scripts, out, made_by)
     if not bool(found["feasible"]):
         raise Infeasible(f"{found['binding'].item()}: {found['advice'].item()}")
 
@@ -458,8 +527,15 @@ def frontier(
     isl: _Isl = 4000,
     osl: _Osl = 1000,
     max_chips: Annotated[
-        int, typer.Option(help="Chips that a plan and its replicas may fill.")
-    ] = 16,
+        int | None,
+        typer.Option(
+            help="Chips that a plan and its replicas may fill.",
+            show_default="16, or what the limits below allow",
+        ),
+    ] = None,
+    max_power: _MaxPower = None,
+    max_racks: _MaxRacks = None,
+    max_cost: _MaxCost = None,
     pp: Annotated[
         list[int] | None,
         typer.Option(help="Pipeline stages to try (repeat for more).", show_default="1"),
@@ -478,6 +554,8 @@ def frontier(
     electricity: _Electricity = None,
     pue: _Pue = None,
     lifetime: _Lifetime = None,
+    routing: _Routing = "uniform",
+    images: _Images = 0.0,
     descend: Annotated[
         bool, typer.Option("--descend", help="Find the plans by gradient; compare with all.")
     ] = False,
@@ -487,6 +565,7 @@ def frontier(
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write frontier.nc, .png and .html there.")
     ] = None,
+    classes: _Classes = None,
     prefill: _Prefill = None,
     decode: _Decode = None,
     attention: _Attention = None,
@@ -504,21 +583,16 @@ def frontier(
     interactivity, the tokens per second that one user sees.
     """
     named = {"prefill": prefill, "decode": decode, "attention": attention, "ffn": ffn}
-    if any(named.values()) or draft is not None:
-        formats = (precision or ["fp8"])[0].split("/")
-        keys = ("weights", "activations", "kv")
-        base: dict[str, Any] = dict.fromkeys(keys) | dict(zip(keys, formats, strict=False))
-        from perfmodel import _system_command
-
-        asked = _system_command.Asked(
-            model=model, chip=None, pools={k: v for k, v in named.items() if v is not None},
-            draft=draft, draft_tokens=4.0, acceptance=acceptance,
-            accepted_length=accepted_length, micro_batches=1, link=link, base=base,
-            assume_dense=assume_dense,
-        )  # fmt: skip
+    if any(named.values()) or draft is not None or classes:
+        if any(_budgets(max_power, max_racks, max_cost).values()):
+            raise InputError("--max-power, --max-racks, --max-cost: of one pool only")
+        asked = _system_options(
+            model, named, draft, acceptance, accepted_length, link, classes, precision, assume_dense
+        )
         _frontier_of_systems(
             context, asked, chip or [], out, json,
-            isl=isl, osl=osl, max_chips=max_chips, prefix_hit=prefix_hit, engine=engine, x=x, y=y,
+            isl=isl, osl=osl, max_chips=16 if max_chips is None else max_chips,
+            prefix_hit=prefix_hit, engine=engine, x=x, y=y,
             descend=descend, price=_prices(price), ownership=ownership, electricity=electricity,
             pue=pue, lifetime=lifetime, slo_ttft=_time(slo_ttft, "--slo-ttft"),
             slo_tpot=_time(slo_tpot, "--slo-tpot"),
@@ -528,9 +602,12 @@ def frontier(
         raise InputError("missing option '--chip'")
     choices = {"precisions": precision, "pp": pp, "cp": cp}
     extra: dict[str, Any] = {name: given for name, given in choices.items() if given}
-    limits = {
+    extra |= {
         "slo_ttft": _time(slo_ttft, "--slo-ttft"),
         "slo_tpot": _time(slo_tpot, "--slo-tpot"),
+        **_budgets(max_power, max_racks, max_cost),
+        "routing": _exponent(routing),
+        "images": images or None,
     }
     from perfmodel import report
 
@@ -547,7 +624,7 @@ def frontier(
                     prefix_hit=prefix_hit, engine=engine, x=x, y=y, per=per, descend=descend,
                     price=_prices(price),
                     ownership=ownership, electricity=electricity, pue=pue, lifetime=lifetime,
-                    **limits, **extra,
+                    **extra,
                 ).assign_attrs(_command(context))  # fmt: skip
             except Infeasible as error:
                 if json and error.found is not None:
@@ -572,6 +649,44 @@ def frontier(
         report.write(report.overlay_text(runs))
     if files:
         report.write("\n".join(f"wrote {path}" for path in files.values()))
+
+
+def _system_options(
+    model: str,
+    named: dict[str, str | None],
+    draft: str | None,
+    acceptance: str | None,
+    accepted_length: str | None,
+    link: str | None,
+    classes: list[str] | None,
+    precision: list[str] | None,
+    assume_dense: bool,
+) -> Any:
+    """Returns the options of a search; pools that name no format have the one asked for."""
+    from perfmodel import _system_command
+
+    base: dict[str, Any] = {"weights": None, "activations": None, "kv": None}
+    base |= dict(zip(base, (precision or ["fp8"])[0].split("/"), strict=False))
+    return _system_command.Asked(
+        model=model, chip=None, pools={k: v for k, v in named.items() if v is not None},
+        draft=draft, draft_tokens=4.0, acceptance=acceptance, accepted_length=accepted_length,
+        micro_batches=1, link=link, base=base, assume_dense=assume_dense, classes=classes or [],
+    )  # fmt: skip
+
+
+def _size_of_systems(
+    context: typer.Context, asked: Any, chips: list[str], json: bool, **options: Any
+) -> None:
+    """Finds the smallest system of the pools named that serves a rate."""
+    from perfmodel import _json, _system_command, report
+
+    with _working("evaluating every system", quiet=json):
+        _ready()
+        found = _system_command.size(asked, chips, **options).assign_attrs(_command(context))
+    if json:
+        _print_json(_json.systems(found, {}))
+        return
+    report.write(report.systems_table(found))
 
 
 def _frontier_of_systems(
@@ -617,15 +732,29 @@ def size(
     max_chips: Annotated[
         int | None, typer.Option(help="Most chips, spare ones included.", show_default="any")
     ] = None,
+    max_power: _MaxPower = None,
+    max_racks: _MaxRacks = None,
+    max_cost: _MaxCost = None,
     headroom: Annotated[float, typer.Option(help="Capacity beyond the rate, a share of it.")] = 0.2,
     spare: Annotated[int, typer.Option(help="Replicas beyond those needed, for failures.")] = 1,
     by: Annotated[str, typer.Option(help="Smallest in: chips, usd, kw or nodes.")] = "chips",
     precision: _Precisions = None,
     engine: _Engine = "neutral",
     price: _Prices = None,
+    routing: _Routing = "uniform",
+    images: _Images = 0.0,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write size.nc and size.json there.")
     ] = None,
+    prefill: _Prefill = None,
+    decode: _Decode = None,
+    attention: _Attention = None,
+    ffn: _Ffn = None,
+    draft: _Draft = None,
+    acceptance: _Acceptance = None,
+    accepted_length: _Accepted = None,
+    link: _Link = None,
+    classes: _Classes = None,
     assume_dense: _Dense = False,
     json: _Json = False,
 ) -> None:
@@ -634,6 +763,18 @@ def size(
     For each chip: chips and whole nodes, power and rent, the plan of each replica, how much room it
     leaves, and what one step smaller would violate. Exit status 3 where none holds the limits.
     """
+    named = {"prefill": prefill, "decode": decode, "attention": attention, "ffn": ffn}
+    if any(named.values()) or draft is not None or classes:
+        asked = _system_options(
+            model, named, draft, acceptance, accepted_length, link, classes, precision, assume_dense
+        )
+        _size_of_systems(
+            context, asked, chip or [], json,
+            rate=rate, headroom=headroom, max_chips=max_chips, isl=isl, osl=osl,
+            prefix_hit=prefix_hit, engine=engine, price=_prices(price),
+            slo_ttft=_time(slo_ttft, "--slo-ttft"), slo_tpot=_time(slo_tpot, "--slo-tpot"),
+        )  # fmt: skip
+        return
     extra: dict[str, Any] = {"precisions": precision} if precision else {}
     from perfmodel import _json, report
 
@@ -647,7 +788,8 @@ def size(
                 rate=rate, isl=isl, osl=osl, prefix_hit=prefix_hit,
                 slo_ttft=_time(slo_ttft, "--slo-ttft"), slo_tpot=_time(slo_tpot, "--slo-tpot"),
                 headroom=headroom, spare=spare, by=by, max_chips=max_chips, engine=engine,
-                price=_prices(price), **extra,
+                price=_prices(price), routing=_exponent(routing), images=images or None,
+                **_budgets(max_power, max_racks, max_cost), **extra,
             )  # fmt: skip
             failed = None
         except Infeasible as error:
@@ -666,18 +808,6 @@ def size(
 
 
 @app.command()
-def chips(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="One chip in full.")] = None,
-    json: _Json = False,
-) -> None:
-    """List chips, or every number of one and its source."""
-    from perfmodel import _listings
-
-    found = _listings.chips() if name is None else _listings.chip(name)
-    _show(found, json)
-
-
-@app.command()
 def models(
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="One model in full.")] = None,
     assume_dense: _Dense = False,
@@ -693,14 +823,16 @@ def models(
 @app.command()
 def validate(
     name: Annotated[
-        str | None, typer.Argument(metavar="[FAMILY]", help="Points of one chip family.")
+        str | None,
+        typer.Argument(metavar="[FAMILY|gains]", help="Points of one chip family, or gains."),
     ] = None,
     json: _Json = False,
 ) -> None:
     """Compare published speeds of whole models on other silicon with the model's.
 
     The points that ship with the package: each with its source, whether a constant has seen it, and
-    what is known of speculation.
+    what is known of speculation. `gains` are ratios that serving techniques were published with:
+    paged keys, prompts, attention or experts on chips of their own, hits, narrow keys.
     """
     with _working("evaluating every point", quiet=json):
         _ready()
@@ -708,15 +840,6 @@ def validate(
 
         found = _listings.points(name)
     _show(found, json)
-
-
-def _show(listing: Any, json: bool) -> None:
-    from perfmodel import report
-
-    if json:
-        _print_json(listing.values)
-    else:
-        report.write(listing.table)
 
 
 @app.command()
@@ -735,6 +858,15 @@ def predict(
         str | None,
         typer.Option(help="Engine profile of every row.", show_default="that of its engine column"),
     ] = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATH",
+            help="A config.json, or a folder with one, that rows name by its name (repeat).",
+        ),
+    ] = None,
+    assume_dense: _Dense = False,
+    routing: _Routing = "uniform",
     json: _Json = False,
 ) -> None:
     """Predict every row of a table, and compare with what it measured.
@@ -744,14 +876,21 @@ def predict(
     """
     if (runs is None) == (operators is None):
         raise InputError("predict: a table of deployments, or one of kernels after --operators")
-    if operators is not None and engine is not None:
-        raise InputError("--engine: kernels have no engine")
+    if operators is not None:
+        given = {"--engine": engine, "--model": model, "--routing": _exponent(routing)}
+        wrong = next((name for name, value in given.items() if value), None)
+        if wrong is not None:
+            raise InputError(f"{wrong}: kernels have no {wrong.removeprefix('--')} of their own")
+    if assume_dense and not model:
+        raise InputError("--assume-dense: networks of the catalogue are understood; see --model")
     with _working("predicting", quiet=json):
         _ready()
         if runs is not None:
+            from perfmodel.models.catalogue import load_model
             from perfmodel.prediction import predict_all
 
-            found = predict_all(runs, engine)
+            own = [load_model(path, assume_dense=assume_dense) for path in model or []]
+            found = predict_all(runs, engine, own, _exponent(routing))
         else:
             from perfmodel.kernel_tables import predict_kernels
 
@@ -809,88 +948,15 @@ def study(
         report.write("\n".join(f"wrote {path}" for path in sorted(folder.glob(f"{each}.*"))))
 
 
-# ---- Errors become one line ----
-
-
-def _usage(error: Exception) -> str:
-    """Returns the message of a usage error on one line, with what is nearest."""
-    words = " ".join(error.format_message().split()).rstrip(".")  # pyright: ignore[reportAttributeAccessIssue]
-    words = words[:1].lower() + words[1:]
-    wrong = getattr(error, "option_name", None)
-    if type(error).__name__ == "NoSuchOption" and isinstance(wrong, str):
-        context = getattr(error, "ctx", None)
-        known = [o for p in context.command.params for o in p.opts] if context else []
-        close = difflib.get_close_matches(wrong, known, n=3, cutoff=0.5)
-        words = f"no such option: {shorten(wrong)}"
-        words += f" (nearest: {', '.join(close)})" if close else ""
-    return shorten(words, 300)
-
-
-def _run(command: Callable[[], Any]) -> int:
-    """Returns the exit status of a command, with every error said in one line."""
-    try:
-        status = command()
-        sys.stdout.flush()
-        # typer has turned Ctrl-C into its exit status.
-        if status == _INTERRUPTED:
-            raise KeyboardInterrupt
-        return status if isinstance(status, int) else 0
-    except InputError as error:
-        return _fail(str(error), _BAD_INPUT)
-    except Infeasible as error:
-        return _fail(str(error), _INFEASIBLE, "infeasible")
-    except KeyboardInterrupt:
-        return _fail("interrupted", _INTERRUPTED)
-    except (BrokenPipeError, SystemExit):
-        # Who read the output has gone, as `head` does (typer makes it a SystemExit, for which
-        # there is no other reason).
-        _close_output()
-        return _PIPE_CLOSED
-    except OSError as error:
-        if error.errno not in _OUTPUT_ERRORS or error.filename is not None:
-            return _bug(error)
-        _close_output()
-        return _fail(f"standard output cannot be written ({error.strerror})", 1)
-    except Exception as error:
-        if hasattr(error, "format_message"):
-            return _fail(_usage(error), _BAD_INPUT)
-        return _bug(error)
-
-
-def _bug(error: Exception) -> int:
-    if os.environ.get("PERFMODEL_TRACEBACK"):
-        raise error
-    what = shorten(f"{type(error).__name__}: {error}", 200)
-    return _fail(f"{what} (a bug; PERFMODEL_TRACEBACK=1 shows where)", 1)
-
-
-def _close_output() -> None:
-    """Lets what is still to be written go nowhere, at exit too."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-
-
-def _fail(message: str, status: int, word: str = "error") -> int:
-    line = " ".join(str(message).split())
-    try:
-        print(f"{word}: {line}", file=sys.stderr, flush=True)
-    except BrokenPipeError:
-        pass
-    return status
-
-
-def _warn(message: Any, *_: Any, **__: Any) -> None:
-    print(f"warning: {shorten(' '.join(str(message).split()), 300)}", file=sys.stderr)
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command line and returns its exit status."""
     import warnings
 
     given = sys.argv[1:] if arguments is None else arguments
     with warnings.catch_warnings():
-        warnings.showwarning = _warn
+        warnings.showwarning = _exits.warn
         if sys.stdout is None:  # pyright: ignore[reportUnnecessaryComparison]
-            return _fail("standard output is closed", 1)
-        return _run(
+            return _exits.fail("standard output is closed", 1)
+        return _exits.run(
             lambda: app(args=given, prog_name="perfmodel", standalone_mode=False, obj=given)
         )

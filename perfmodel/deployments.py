@@ -6,12 +6,12 @@ Read by `perfmodel._rows`; `FIELDS` lists the columns that are looked at.
 import dataclasses
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
 
-from perfmodel import catalog, engines, question
+from perfmodel import _layouts, catalog, engines, question
 from perfmodel._rows import Column, Reader, Table, TableLike, count, read, text
 from perfmodel.chips import Chip, load_chip
 from perfmodel.engines import EngineEntry
@@ -26,7 +26,7 @@ FIELDS: Mapping[str, Column] = {
     "chip": text("chip, by any name of the catalogue", "chip", "system", "gpu", "hardware",
                   "device", "accelerator", required=True),
     "tp": count("tensor-parallel degree", "tp", "tp_size", "tensor_parallel_size",
-                 "tensor_parallel", required=True),
+                 "tensor_parallel", required=True, instead="decode_tp"),
     "concurrency": count("concurrent requests of the deployment", "concurrency", "conc",
                           "max_concurrency", "concurrent_requests", required=True),
     "isl": count("prompt tokens, nominal", "isl", "input_len", "input_length", "input_tokens",
@@ -45,14 +45,13 @@ FIELDS: Mapping[str, Column] = {
                        "precision", "weights", "quantization"),
     "products": text("format of matrix products, before `precision`", "gemm_quant_mode"),
     "kv": text("number format of the KV cache", "kv", "kv_cache_dtype"),
-    "mode": text("agg, or disagg where prompts have workers of their own [agg]", "mode"),
-    "prefill_workers": count("prefill workers, where disaggregated", "prefill_workers",
-                              "prefill_num_workers"),
-    "decode_workers": count("decode workers, where disaggregated", "decode_workers",
-                             "decode_num_workers"),
+    "mode": text("agg, or disagg where prompts have workers of their own [disagg where a decode "
+                  "degree is given]", "mode"),
+    **_layouts.FIELDS,
     "chunk": count("most prompt tokens in a step [the engine's]", "chunk",
                     "max_num_batched_tokens", "chunked_prefill_size", "max_num_tokens"),
-    "harness": text("who measured; sets `length_ratio` and `burst`", "harness", "source_kind"),
+    "harness": text("who measured; sets `length_ratio` and `burst`", "harness", "source_kind",
+                    "origin"),
     "length_ratio": Column(("length_ratio",), "mean length over nominal length [1]"),
     "burst": Column(("burst",), "share of requests that arrive at once, at the start [0]", low=0.0),
     "in_step": Column(("in_step",), "1 where requests are of one length and start together [0]",
@@ -86,8 +85,11 @@ HARNESSES: Mapping[str, Harness] = {
     "inferencex": Harness(0.9, 0.1),
     # Fixed lengths; that the start is in the mean is inferred from TTFT (docs).
     "nvidia_gap_analysis": Harness(1.0, 0.1, 1.0, 2048.0),
+    # The same script by others; inferred: end to end = TTFT + (0.9 · OSL − 1) · TPOT in every row,
+    # and rates are 5 % below those of the loop, as a run of ten rounds has them.
+    "atom-mesh": Harness(0.9, 0.1),
 }
-"""Harnesses by the beginning of their name."""
+"""Harnesses by the beginning of their name, in any case."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -98,7 +100,8 @@ class Deployments:
     distinct entries, and `model`, `chip`, `engine`, `precision` their places by row; the rest is
     columns of numbers by name: chips and stages of a replica, expert_ranks, attention_dp, replicas,
     batch (of a replica), isl and osl (mean tokens), chunk, burst, in_step, ttft_ms and tpot_ms (NaN
-    where not measured).
+    where not measured). Where `split`, these are of the pool that decodes, and `prefill_chips`,
+    `_stages`, `_expert_ranks`, `_attention_dp` and `_replicas` of the other.
     """
 
     table: Table
@@ -111,6 +114,7 @@ class Deployments:
     chip: np.ndarray
     engine: np.ndarray
     precision: np.ndarray
+    split: np.ndarray
     numbers: dict[str, np.ndarray]
 
     def __len__(self) -> int:
@@ -125,6 +129,9 @@ _PRODUCTS = {
 }  # fmt: skip
 """Formats of weights and activations by the names that tables use and `formats` does not."""
 
+_ROUTERS = ("dynamo-", "mori-")
+"""What public tables write before the name of the engine, where requests pass through it first."""
+
 _FOUR_BITS = ("mxfp4", "nvfp4", "int4", "int4g32")
 
 
@@ -132,13 +139,16 @@ def _is_path(name: str) -> bool:
     return name.startswith((".", "~", "/", "\\")) or name.endswith((".json", ".toml"))
 
 
-def find_model(name: str) -> ModelEntry:
-    """Returns a network of the catalogue by name; a trailing number format is not part of it.
+def find_model(name: str, own: Mapping[str, ModelEntry] | None = None) -> ModelEntry:
+    """Returns a network by name: one of its `own`, or of the catalogue, where a trailing number
+    format is not part of the name.
 
     Files are not opened: a table is data.
     """
     if not name:
         raise InputError("missing model")
+    if own and name in own:
+        return own[name]
     if _is_path(name):
         raise InputError(f"model '{shorten(name)}' is a path; a name of the catalogue is needed")
     known = networks.aliases()
@@ -170,7 +180,10 @@ def find_precision(
     """Returns the precision that a row's columns, or the end of its model's name, or the model's
     own file ask for; its chip must have the kernel."""
     ending = _QUANTISED.search(named)
-    word = (products or precision or (ending.group(1) if ending else "")).lower()
+    tail = (ending.group(1) if ending else "").lower()
+    word = (products or precision or tail).lower()
+    if word == "fp4" and tail in _FOUR_BITS:
+        word = tail
     cache, own = kv or None, model.precision
     weights, activations = _PRODUCTS.get(word, (word, None))
     # Where a file has its experts alone in 4 bits, a table's "fp4" says no more than that, and of
@@ -198,37 +211,47 @@ def find_engine(name: str) -> EngineEntry:
     """Returns the engine profile of a row's backend; the neutral one where there is none."""
     if _is_path(name):
         raise InputError(f"engine '{shorten(name)}' is a path; a name is needed")
-    return engines.load_engine(name or "neutral")
+    # "dynamo-trt", "mori-sglang": what routes requests, then what serves them.
+    served = name.rsplit("-", 1)[-1] if name.lower().startswith(_ROUTERS) else name
+    return engines.load_engine(served or "neutral")
 
 
-def understand(source: TableLike, engine: EngineEntry | None = None) -> Deployments:
+def _by_name(models: Sequence[ModelEntry]) -> dict[str, ModelEntry]:
+    found: dict[str, ModelEntry] = {}
+    for entry in models:
+        if found.setdefault(entry.name, entry).digest != entry.digest:
+            raise InputError(f"models: two different networks are named {shorten(entry.name)!r}")
+    return found
+
+
+def understand(
+    source: TableLike, engine: EngineEntry | None = None, own: Sequence[ModelEntry] = ()
+) -> Deployments:
     """Returns the rows of a table as numbers and entries.
 
     Args:
         source: a CSV or Parquet file, or a frame.
         engine: takes the place of every row's own.
+        own: networks that rows may name beside the catalogue's.
     """
     table = read(source, FIELDS)
     reader = Reader(table)
     mode = np.char.lower(reader.texts("mode").astype(str))
-    split = mode == "disagg"
-    workers = [reader.texts(f"{part}_workers") for part in ("prefill", "decode")]
-    counted = (workers[0] != "") & (workers[1] != "")
-    reader.fault(split & ~counted, "disaggregated without worker counts")
-    reader.fault(split, "disaggregated: not covered")
+    split = (mode == "disagg") | ((mode == "") & (reader.texts("decode_tp") != ""))
     reader.fault(
         ~split & (mode != "") & (mode != "agg"),
         lambda row: f"unknown mode '{shorten(mode[row], 30)}' (known: agg, disagg)",
     )
     names = {name: reader.texts(name) for name in FIELDS if not FIELDS[name].number}
-    models, model = reader.entries([names["model"]], find_model)
+    given = _by_name(own)
+    models, model = reader.entries([names["model"]], lambda name: find_model(name, given))
     chips, chip = reader.entries([names["chip"]], find_chip)
     if engine is None:
         profiles, profile = reader.entries([names["engine"]], find_engine)
     else:
         profiles, profile = [engine], np.zeros(len(reader.status), int)
     precisions, precision = _precisions(reader, names, models, model, chips, chip)
-    numbers = _plans(reader, models, model, profiles, profile)
+    numbers = _layouts.plans(reader, split, models, model, profiles, profile)
     numbers |= {name: reader.numbers(name) for name in ("isl", "osl")}
     numbers |= {name: reader.numbers(name, math.nan) for name in ("ttft_ms", "tpot_ms")}
     _check_lengths(reader, models, model, numbers)
@@ -247,11 +270,12 @@ def understand(source: TableLike, engine: EngineEntry | None = None) -> Deployme
         numbers[name] = np.maximum(numbers[name] * numbers["length_ratio"], 1.0)
     return Deployments(
         table, reader.status, models, chips, profiles, precisions,
-        model, chip, profile, precision, numbers,
+        model, chip, profile, precision, split, numbers,
     )  # fmt: skip
 
 
 def _harness(name: str) -> Harness:
+    name = name.lower()
     return next((h for start, h in HARNESSES.items() if name.startswith(start)), Harness())
 
 
@@ -273,48 +297,6 @@ def _precisions(
 
     words = [names[key] for key in ("model", "products", "precision", "kv")]
     return reader.entries([model, chip, *words], find)
-
-
-def _plans(
-    reader: Reader,
-    models: list[ModelEntry],
-    model: np.ndarray,
-    profiles: list[EngineEntry],
-    profile: np.ndarray,
-) -> dict[str, np.ndarray]:
-    """Returns how replicas are laid out, from the degrees that a table has.
-
-    A stage has as many chips as the largest degree; attention groups and experts are cuts of the
-    same chips, not more of them. What `gpus` has beyond that are replicas, which share the load;
-    where it has fewer, the degrees count chips twice and `gpus` is right (public tables do both).
-    """
-    tp, pp, ep, dp = (reader.numbers(name) for name in ("tp", "pp", "ep", "attention_dp"))
-    reader.fault(reader.texts("concurrency") == "", "no concurrency")
-    concurrency, gpus = reader.numbers("concurrency"), reader.numbers("gpus", math.nan)
-    # vLLM counts data-parallel ranks apart from tp; where both are given the public tables show
-    # the same values under tp alone, so there they are labels of the same ranks.
-    vllm = np.asarray([entry.name == "vllm" for entry in profiles] or [False])[profile]
-    dp = np.where(vllm & (tp > 1), 1.0, dp)
-    routed = np.asarray([entry.model.is_mixture for entry in models] or [False])[model]
-    ep = np.where(routed, ep, 1.0)
-    stage = np.maximum(np.maximum(tp, dp), ep)
-    given = np.where(np.isnan(gpus), stage * pp, gpus)
-    chips = np.minimum(stage * pp, given)
-    replicas = np.maximum(np.floor(given / chips), 1.0)
-    width = chips / pp
-    dp, ep = np.minimum(dp, width), np.minimum(ep, width)
-    reader.fault((dp > 1) & ~routed, "attention data parallelism: covered with experts only")
-    reader.fault(given % chips != 0, "gpus is no multiple of the chips of a replica")
-
-    def check(place: int, *degrees: float) -> None:
-        question.check_degrees(models[place], *map(int, degrees))
-
-    if models:
-        reader.entries([model, width, pp, ep, dp], check)
-    return {
-        "chips": chips, "stages": pp, "expert_ranks": ep, "attention_dp": dp,
-        "replicas": replicas, "batch": np.maximum(concurrency / replicas, 1.0),
-    }  # fmt: skip
 
 
 def _check_lengths(

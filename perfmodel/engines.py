@@ -29,6 +29,7 @@ FIELDS = (
     Field("reservation", "1", "share of the output set aside on admission", 0.0, 1.0),
     Field("launch_graph", "s", "a layer waits for launches, in a captured step", 0.0, 1.0),
     Field("launch_eager", "s", "the same in a step with prompt tokens", 0.0, 1.0),
+    Field("launch_floor", "s", "to launch a layer, beside the device", 0.0, 1.0),
     Field("host_prefill", "s", "host time that prompt tokens add to a step", 0.0, 10.0),
     Field("host_request", "s", "host time of a prompt, in the step it ends in", 0.0, 100.0),
     Field("admission_steps", "1", "decode steps that pass before a request starts", 0.0, 1e4),
@@ -59,7 +60,7 @@ def names() -> list[str]:
     """Returns the names of the engine profiles that ship.
 
     >>> names()
-    ['ideal', 'neutral', 'sglang', 'trtllm', 'vllm']
+    ['ideal', 'neutral', 'sglang', 'trtllm', 'vllm', 'vllm_2024']
     """
     return sorted(_files())
 

@@ -17,7 +17,12 @@ from perfmodel.advice import advise, narrower
 from perfmodel.designs import Designs, designs, evaluate
 from perfmodel.formats import Precision
 from perfmodel.machine import Machine, Rank, Usage
-from perfmodel.models.transformer import Model, head_operators, layer_operators
+from perfmodel.models.transformer import (
+    Model,
+    head_operators,
+    layer_operators,
+    tower_operators,
+)
 from perfmodel.operators import KERNELS, Matmul, Operator
 from perfmodel.plan import Engine, Load, Plan
 from perfmodel.question import ChipLike, EngineLike, ModelLike, Question
@@ -55,6 +60,7 @@ def one_design(
     pue: float | None,
     lifetime: float | None,
     routing: float | None,
+    images: float | None,
 ) -> tuple[Question, Designs]:
     """Returns the question, narrower formats added for advice, and the one design asked for."""
     network = question.find_model(model)
@@ -72,7 +78,7 @@ def one_design(
     asked = question.ask(
         network, [machine], formats, isl=isl, osl=osl, prefix_hit=prefix_hit, engine=engine,
         slo_ttft=slo_ttft, slo_tpot=slo_tpot, price=price, ownership=ownership,
-        electricity=electricity, pue=pue, lifetime=lifetime, routing=routing,
+        electricity=electricity, pue=pue, lifetime=lifetime, routing=routing, images=images,
     )  # fmt: skip
     budget = int(asked.engine.engine.token_budget)
     own = machine.fields.get("prompt_chunk")
@@ -119,6 +125,7 @@ def estimate(
     pue: float | None = None,
     lifetime: float | None = None,
     routing: float | None = None,
+    images: float | None = None,
 ) -> xr.Dataset:
     """Returns what one design achieves: scalars with units, by the names in `results`.
 
@@ -150,6 +157,8 @@ def estimate(
         pue: power usage effectiveness, for energy at the wall and electricity.
         routing: exponent of the power law by which tokens prefer some experts; even where None or
             0 (`perfmodel.models.routing`, docs/routing.md).
+        images: images of a prompt on average, of the size that the network's tower was trained for.
+            Their tokens are part of `isl`; encoding them is part of prefill.
 
     >>> found = estimate("llama-3.3-70b", "h100", tp=8, batch=32, isl=4000, osl=1000)
     >>> found.tokens_per_second_user.attrs["units"], bool(found.feasible), int(found.chips)
@@ -161,7 +170,7 @@ def estimate(
         prefix_hit=prefix_hit, weights=weights,
         activations=activations, kv=kv, engine=engine, slo_ttft=slo_ttft, slo_tpot=slo_tpot,
         price=price, ownership=ownership, electricity=electricity, pue=pue, lifetime=lifetime,
-        routing=routing,
+        routing=routing, images=images,
     )  # fmt: skip
     asked, design = one_design(model, chip, **options)
     found = evaluate(asked, design)
@@ -209,13 +218,14 @@ PARTS = {
 """Parts of an operator's time, and what they mean."""
 
 _PHASES = ("decode", "mixed")
-# What is in a step beside its operators: name and kind.
-_REST = (("launches", "wait"), ("host", "wait"), ("stage_crossing", "transfer"))
+# Kinds of what is in a step beside its operators; the others are waits.
+_TRANSFERS = ("stage_crossing",)
 
 
 class _Row(eqx.Module):
-    """One row of the table: an operator, or None for what is none."""
+    """One row of the table: an operator, or None for what is none but has a `name`."""
 
+    name: str = eqx.field(static=True)
     op: Operator | None
     count: Real
     flops: Real
@@ -241,15 +251,20 @@ def _open(
     tables = []
     for step in steps:
         layers = layer_operators(model, step, shard, precision)
+        tower = tower_operators(model, step, shard, precision)
         rows = [
-            _Row(op, op.count, op.flops(), op.memory_bytes(), op.wire_bytes(), usage(op, rank))
-            for op in (*layers, *head_operators(model, step, shard, precision))
-        ]
+            _Row(
+                op.name, op, op.count, op.flops(), op.memory_bytes(), op.wire_bytes(),
+                usage(op, rank),
+            )
+            for op in (*tower, *layers, *head_operators(model, step, shard, precision))
+        ]  # fmt: skip
         busy = total_usage(layers, rank).seconds
-        rest = serving.unhidden(rank, model, step, plan, engine, busy)
+        seen = total_usage(tower, rank).seconds if tower else None
+        rest = serving.unhidden(rank, model, step, plan, engine, busy, seen)
         wires = {"stage_crossing": 2 * step.rows * model.hidden}
         rows += [
-            _Row(None, count, 0, 0, wires.get(name, 0), spent)
+            _Row(name, None, count, 0, 0, wires.get(name, 0), spent)
             for name, (count, spent) in rest.items()
         ]
         tables.append(rows)
@@ -286,6 +301,7 @@ def operators(
     pue: float | None = None,
     lifetime: float | None = None,
     routing: float | None = None,
+    images: float | None = None,
 ) -> xr.Dataset:
     """Returns what `estimate` is made of: every operator of the decode step and of the step that
     carries a chunk, along `operator`, and the two steps along `phase`.
@@ -300,7 +316,7 @@ def operators(
         prefix_hit=prefix_hit, weights=weights,
         activations=activations, kv=kv, engine=engine, slo_ttft=slo_ttft, slo_tpot=slo_tpot,
         price=price, ownership=ownership, electricity=electricity, pue=pue, lifetime=lifetime,
-        routing=routing,
+        routing=routing, images=images,
     )  # fmt: skip
     asked, design = one_design(model, chip, **options)
     first = (asked.machines, asked.precisions, design.plan(asked.network.is_mixture))
@@ -312,9 +328,8 @@ def operators(
     runs = results.can_run(evaluate(asked, design)["margins"])[0]
     columns: dict[str, list[Any]] = {}
     for phase, table in zip(_PHASES, tables, strict=True):
-        for place, row in enumerate(table):
-            rest = _REST[max(place - len(table) + len(_REST), 0)]
-            for name, value in _cells(row, phase, *rest).items():
+        for row in table:
+            for name, value in _cells(row, phase).items():
                 columns.setdefault(name, []).append(value)
     times, step = np.asarray(columns["seconds"]), np.asarray(columns["step"])
     steps = {phase: np.sum(times[step == phase]) for phase in _PHASES}
@@ -363,15 +378,16 @@ _COLUMNS = (
 )
 
 
-def _cells(row: _Row, phase: str, name: str, kind: str) -> dict[str, Any]:
-    """Returns one row of the operator table; `name` and `kind` are for rows without operator."""
+def _cells(row: _Row, phase: str) -> dict[str, Any]:
+    """Returns one row of the operator table."""
+    kind = "transfer" if row.name in _TRANSFERS else "wait"
     op, count = row.op, float(row.count)
     kernel = KERNELS[int(np.argmax(op.kernel))] if isinstance(op, Matmul) else ""
     shapes = {shape: float(getattr(op, shape, math.nan)) for shape in SHAPES}
     parts = {part: getattr(row.usage, part) for part in PARTS}
     seconds = float(row.usage.seconds or 0.0)
     return {
-        "name": op.name if op else name,
+        "name": row.name,
         "step": phase,
         "group": op.group if op else f"{phase}/rest",
         "kind": type(op).__name__.lower() if op else kind,

@@ -11,7 +11,7 @@ import moocore
 import numpy as np
 import xarray as xr
 
-from perfmodel import descent, feasibility, question, results
+from perfmodel import budgets, descent, feasibility, question, results
 from perfmodel.advice import advise
 from perfmodel.chips import Chip
 from perfmodel.designs import Designs, blocks, designs, evaluate
@@ -23,6 +23,8 @@ from perfmodel.serving import MARGINS
 BATCHES = tuple(range(1, 1025))
 CHUNKS = (512, 1024, 2048, 4096, 8192)
 PRECISIONS = ("bf16", "fp8")
+LARGEST = 16
+"""Chips of the largest replica tried, and of a deployment without a budget, where none is given."""
 
 _MOST_CHOICES = 100_000
 _MOST_DESIGNS = 50_000_000
@@ -116,7 +118,8 @@ def enumerate_plans(
     columns = dict(zip(question.Layout._fields, table[which].T, strict=True))
     # An attention group without a request has nothing to do: fewer groups do as well.
     busy = columns["attention_dp"] <= batch
-    replicas = max_chips // (columns["tp"] * columns["pp"])
+    # One that is larger than a budget allows is still a plan, whose margin says so.
+    replicas = np.maximum(max_chips // (columns["tp"] * columns["pp"]), 1)
     return designs(**columns, batch=batch, chunk=chunk, replicas=replicas).take(busy)
 
 
@@ -139,7 +142,10 @@ def frontier(
     *,
     isl: int,
     osl: int,
-    max_chips: int = 16,
+    max_chips: int | None = None,
+    max_power: float | None = None,
+    max_racks: float | None = None,
+    max_cost: float | None = None,
     pp: Sequence[int] = (1,),
     cp: Sequence[int] = (1,),
     precisions: Sequence[str] = PRECISIONS,
@@ -158,6 +164,8 @@ def frontier(
     electricity: float | None = None,
     pue: float | None = None,
     lifetime: float | None = None,
+    routing: float | None = None,
+    images: float | None = None,
 ) -> xr.Dataset:
     """Returns the plans that none betters on two axes, for each chip, along `point`.
 
@@ -171,8 +179,13 @@ def frontier(
         model, engine: names, paths, or loaded entries.
         chips: the same, or "all" for every chip of the catalogue; formats that one of them has no
             kernel for are left out there, and said in `candidate_fits`.
-        isl, osl, prefix_hit, slo_ttft, slo_tpot: as of `estimate`.
-        max_chips: chips of the deployment that plans may fill.
+        isl, osl, prefix_hit, slo_ttft, slo_tpot, routing, images: as of `estimate`.
+        max_chips: chips of the deployment that plans may fill; by default 16, or with a budget as
+            many as it allows, in replicas of at most 16.
+        max_power, max_racks, max_cost: the most that all chips may take together: rated power with
+            hosts, without PUE [W]; racks; cost [USD/h]. Each chip has as many replicas as they
+            allow (`perfmodel.budgets`); to compare totals, ask for an axis of the deployment, as
+            `output_tokens_per_second`.
         pp, cp: choices of pipeline stages and of context ranks.
         precisions: formats of the weights, or weights/activations/kv.
         chunks, batches: choices of each plan.
@@ -193,28 +206,37 @@ def frontier(
     options: dict[str, Any] = dict(
         isl=isl, osl=osl, prefix_hit=prefix_hit, engine=engine, slo_ttft=slo_ttft,
         slo_tpot=slo_tpot, price=price, ownership=ownership, electricity=electricity, pue=pue,
-        lifetime=lifetime,
+        lifetime=lifetime, routing=routing, images=images,
     )  # fmt: skip
-    asked = question.ask(model, chips, parse_precisions(precisions), **options)
-    most = question.whole("max_chips", max_chips)
+    budget = question.budgets(max_power, max_racks, max_cost)
+    asked = question.ask(model, chips, parse_precisions(precisions), most=budget, **options)
+    most = None if max_chips is None else question.whole("max_chips", max_chips)
+    if most is None and not any(budget):
+        most = LARGEST
     space = Space(
-        question.layouts(asked.model.model, most, choices("pp", pp), choices("cp", cp)),
+        question.layouts(asked.model.model, most or LARGEST, choices("pp", pp), choices("cp", cp)),
         choices("batches", batches),
         choices("chunks", chunks),
-        most,
+        most or LARGEST,
     )
     count = len(space.layouts) * len(space.batches) * len(space.chunks)
     check_count("frontier", count * len(asked.chips) * len(asked.formats))
-    plans = enumerate_plans(*space)
-    own = [_plans_of(chip, asked, space, plans) for chip in asked.chips]
+    spaces = [_space_of(asked, chip, space, most) for chip in range(len(asked.chips))]
+    made = {each.max_chips: enumerate_plans(*each) for each in spaces}
+    own = [
+        _plans_of(chip, asked, each, made[each.max_chips])
+        for chip, each in zip(asked.chips, spaces, strict=True)
+    ]
     found = [search(asked, chip, listed, axes) for chip, listed in enumerate(own)]
-    extra: Mapping[str, Any] = {}
+    extra: Mapping[str, Any] = budgets.table(asked, most)
     if descend:
-        found, extra = _descended(asked, space, axes, found)
+        found, compared = _descended(asked, spaces, axes, found)
+        extra = {**extra, **compared}
     obstacles = [_obstacle(asked, chip, best, axes) for chip, best in enumerate(found)]
     call = question.described(
-        "frontier", model, chips, max_chips=max_chips, pp=pp, cp=cp, precisions=precisions,
-        chunks=chunks, x=x, y=y, descend=descend or None, **options,
+        "frontier", model, chips, max_chips=max_chips or (None if any(budget) else most),
+        max_power=max_power, max_racks=max_racks, max_cost=max_cost, pp=pp, cp=cp,
+        precisions=precisions, chunks=chunks, x=x, y=y, descend=descend or None, **options,
     )  # fmt: skip
     limits = {"slo_ttft_s": slo_ttft, "slo_tpot_s": slo_tpot}
     counts = (
@@ -225,7 +247,9 @@ def frontier(
     table = xr.Dataset({**candidates(asked, *counts, obstacles), **extra}).assign_attrs(
         asked.attributes(call)
         | {name: float(limit) for name, limit in limits.items() if limit is not None}
-        | {"x": x, "y": y, "max_chips": most, "evaluated": sum(best.evaluated for best in found)}
+        | budgets.attributes(asked)
+        | {"x": x, "y": y, "max_chips": max(each.max_chips for each in spaces)}
+        | {"evaluated": sum(best.evaluated for best in found)}
         | {"feasible": sum(best.feasible for best in found)}
         | results.stamp()
     )
@@ -243,6 +267,12 @@ def _side_by_side(chip: Chip) -> int:
     return most if most > 1 else 0
 
 
+def _space_of(asked: Question, chip: int, space: "Space", most: int | None) -> "Space":
+    """Returns what plans of one chip are made of: with as many chips as its budgets allow."""
+    found = budgets.allowed(asked, chip, most)
+    return space._replace(max_chips=space.max_chips if found is None else max(found.chips, 1))
+
+
 def _plans_of(chip: Chip, asked: Question, space: "Space", plans: Designs) -> Designs:
     """Returns the plans of a chip: those of all, or where layers lie side by side on it, of such.
 
@@ -251,7 +281,8 @@ def _plans_of(chip: Chip, asked: Question, space: "Space", plans: Designs) -> De
     regions = _side_by_side(chip)
     if not regions:
         return plans
-    listed = question.pipelines(asked.model.model, space.max_chips, regions)
+    largest = min(space.max_chips, max(layout.chips for layout in space.layouts))
+    listed = question.pipelines(asked.model.model, largest, regions)
     chunk = chip.fields["prompt_chunk"].value
     chunks = space.chunks if not chunk else [int(chunk)]
     return enumerate_plans(listed, space.batches, chunks, space.max_chips)
@@ -280,11 +311,11 @@ def hypervolume(best: Sequence[Best], axes: tuple[str, str]) -> list[float]:
 
 
 def _descended(
-    asked: Question, space: Space, axes: tuple[str, str], enumerated: Sequence[Best]
+    asked: Question, spaces: Sequence[Space], axes: tuple[str, str], enumerated: Sequence[Best]
 ) -> tuple[list[Best], Mapping[str, Any]]:
     """Returns what descent finds of each chip, and how it compares with the enumeration."""
     found, gradients, starts = [], [], []
-    for chip in range(len(asked.chips)):
+    for chip, space in enumerate(spaces):
         kinds = [kind for kind in range(len(asked.formats)) if asked.supports(chip, kind)]
         if _side_by_side(asked.chips[chip]):
             # The stages on a chip are no relaxed variable yet: its plans stay the enumerated ones.

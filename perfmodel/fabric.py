@@ -80,8 +80,21 @@ def all_to_all_seconds(message: Real, ranks: Real, fabric: Fabric) -> Array:
     return links("all_to_all", ranks, fabric).seconds(message)
 
 
-def links(kind: str, ranks: Real, fabric: Fabric) -> Links:
-    """Returns the costs of a collective of `kind` over a group of `ranks` chips."""
+def _reached(domains: Array, copies: Real) -> Array:
+    """Returns domains that get a row of which `copies` go to ranks at random, over `copies`.
+
+    A row crosses once to each domain that needs it and is handed on inside, as the kernels of
+    DeepEP do that forward between the two kinds of link.
+    """
+    missed = jnp.exp(copies * jnp.log(maximum(1.0 - inverse(domains), 1e-9)))
+    return domains * (1.0 - missed) * inverse(as_real(copies))
+
+
+def links(kind: str, ranks: Real, fabric: Fabric, copies: Real = 1) -> Links:
+    """Returns the costs of a collective of `kind` over a group of `ranks` chips.
+
+    `copies`: of an all-to-all, to how many ranks each row goes.
+    """
     passes = 2.0 if kind == "all_reduce" else 1.0
     over = group(ranks, fabric)
     local, domains = over.local, over.domains
@@ -121,8 +134,13 @@ def links(kind: str, ranks: Real, fabric: Fabric) -> Links:
         through = 0.25 * fabric.axes * side * fabric.torus
         direct = direct * maximum(1.0, through)
         two_way = two_way * maximum(1.0, through)
+        # Sent straight to every rank, or once to each domain.
         tree_byte = outside * per_port_byte
         outside = outside * local
+        if not (isinstance(copies, int) and copies == 1):
+            outside = outside * _reached(domains, copies)
+            # Rows are handed on while others arrive: the slower of the two kinds of link.
+            two_way = maximum(two_way, outside * per_port_byte) - outside * per_port_byte
     elif kind == "all_reduce":
         # Switches that add: each chip sends its message once and takes the sum, (N + 1)/N.
         summed = 0.5 * (local + 1.0) * per_byte * inverse(fabric.twoshot_efficiency)
@@ -174,7 +192,12 @@ def collective_usage(op: Collective, rank: Rank) -> Usage:
     width = op.width if literal else op.width * (0.5 * op.element_bytes)
     if op.kind == "permute":
         return crossing_usage(op.rows * width, op.ranks, rank)
-    over = rank.once(op.kind, op.ranks, lambda: links(op.kind, op.ranks, fabric))
+    once = isinstance(op.copies, int) and op.copies == 1
+    over = rank.once(
+        op.kind if once else f"{op.kind} of copies",
+        op.ranks if once else op.copies,
+        lambda: links(op.kind, op.ranks, fabric, op.copies),
+    )
     message = op.rows * (width * fabric.wire_bytes)
     seconds = over.seconds(message)
     return Usage(seconds, message * over.joules, network=seconds)

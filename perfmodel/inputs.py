@@ -201,6 +201,7 @@ _ENGINE = {
     "reservation": "engine: output set aside on admission",
     "launch_graph": "engine: launches of a captured layer",
     "launch_eager": "engine: launches of a layer with a prompt",
+    "launch_floor": "engine: launches of a layer, beside the device",
     "host_prefill": "engine: host time of a prefill step",
     "host_request": "engine: host time of a prompt",
     "admission_steps": "engine: steps before admission",

@@ -250,7 +250,8 @@ class Collective(AbstractOperator):
     all-gather. `kind` is static. How many bytes a 16-bit element takes on the wire is the machine's
     affair; `element_bytes` scales it for others. A reduce-scatter is an all-gather run backwards.
     An all-to-all hands each row to the ranks that need it: give the rows that reach a rank from all
-    others as `rows`. A permute hands the whole message of each rank to one other.
+    others as `rows`, and to how many ranks each row goes as `copies`. A permute hands the whole
+    message of each rank to one other.
     """
 
     kind: CollectiveKind = eqx.field(static=True)
@@ -259,6 +260,7 @@ class Collective(AbstractOperator):
     ranks: Real
     count: Real = 1
     element_bytes: Real = 2
+    copies: Real = 1
 
     def wire_bytes(self) -> Real:
         return self.rows * (self.element_bytes * self.width)

@@ -145,6 +145,19 @@ def draft_on(base: Placement, draft: str) -> Placement:
     return dataclasses.replace(base, draft=draft)
 
 
+def _same(listed: Sequence[str]) -> np.ndarray:
+    return np.asarray([[float(a == b) for b in listed] for a in listed])
+
+
+def same_pools(placement: Placement) -> np.ndarray:
+    """Returns 1 where two parts are on one pool, without drafts, shape [3, 3].
+
+    >>> same_pools(prefill_decode())[0]
+    array([1., 0., 0.])
+    """
+    return _same([placement.prefill, placement.attention, placement.ffn])
+
+
 def build(
     placement: Placement,
     pools: dict[str, Pool],
@@ -164,7 +177,7 @@ def build(
     for name in listed:
         if name not in pools:
             raise InputError(f"placement: no pool is named {shorten(name)!r}{nearest(name, pools)}")
-    same = np.asarray([[float(a == b) for b in listed] for a in listed])
+    same = _same(listed)
     prefill, attention, ffn, *draft = (pools[name] for name in listed)
     return System(
         prefill=prefill,

@@ -28,9 +28,10 @@ from perfmodel.machine import Machine
 from perfmodel.models import catalogue as networks
 from perfmodel.models.attention import GroupedQueryAttention
 from perfmodel.models.catalogue import ModelEntry
+from perfmodel.models.config import WITHOUT_TOWER
 from perfmodel.models.mlp import MixtureOfExperts
 from perfmodel.models.transformer import UNSPREAD, Block, Model
-from perfmodel.plan import Limits, Load
+from perfmodel.plan import UNLIMITED, Limits, Load
 from perfmodel.step import Shard
 from perfmodel.units import HOUR
 
@@ -42,13 +43,21 @@ _MOST = 1_000_000_000
 _MOST_DOLLARS = 1e5
 
 
+class Budgets(NamedTuple):
+    """What all chips may take together: rated power with hosts [W], racks, and cost [USD/h]."""
+
+    power: float | None = None
+    racks: float | None = None
+    cost: float | None = None
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Question:
     """Checked inputs: entries for people, and their numbers as arrays for programs.
 
     Fields: `machines` and `precisions` are stacked, one row per entry of `chips` and `formats`;
-    `prices` says what each chip is taken to cost, `owner` who pays it, and `site` the power and
-    price assumptions around a chip.
+    `prices` says what each chip is taken to cost, `owner` who pays it, `site` the power and
+    price assumptions around a chip, and `budgets` what all chips may take together.
     """
 
     model: ModelEntry
@@ -63,6 +72,7 @@ class Question:
     prices: tuple[str, ...]
     owner: str
     site: str
+    budgets: Budgets
 
     def supports(self, chip: int, format_: int) -> bool:
         """Returns whether a chip has the kernel of a precision."""
@@ -74,6 +84,19 @@ class Question:
         found = (b.routing for b in bodies if isinstance(b, MixtureOfExperts))
         exponent = next((each for each in found if each is not None), None)
         return {} if exponent is None else {"routing": f"power law, exponent {float(exponent):g}"}
+
+    def _images(self) -> dict[str, float]:
+        """Returns images and their tokens in a prompt, nothing where there are none."""
+        if self.load.images is None or self.network.encoder is None:
+            return {}
+        images = float(self.load.images)
+        return {"images": images, "image_tokens": images * float(self.network.encoder.tokens)}
+
+    def _notes(self) -> dict[str, str]:
+        """Returns what the file asks for beyond the model; a tower is not, where it is served."""
+        served = self.network.encoder is not None
+        notes = [note for note in self.model.notes if not (served and note == WITHOUT_TOWER)]
+        return {"notes": "; ".join(notes)} if notes else {}
 
     def attributes(self, call: str) -> dict[str, Any]:
         """Returns what a result must carry to be traced back to its inputs."""
@@ -89,6 +112,7 @@ class Question:
             "isl": int(self.load.isl),
             "osl": int(self.load.osl),
             "prefix_hit": float(self.load.prefix_hit),
+            **self._images(),
             **self._skew(),
             "engine": self.engine.name,
             "catalogue": json.dumps(digests),
@@ -99,7 +123,7 @@ class Question:
             "host_assumed": ", ".join(
                 chip.name for chip in self.chips if not chip.fields["server_power"].value
             ),
-            **({"notes": "; ".join(self.model.notes)} if self.model.notes else {}),
+            **self._notes(),
         }
 
 
@@ -116,15 +140,39 @@ def prefer(model: Model, exponent: float | None) -> Model:
     return dataclasses.replace(model, blocks=tuple(map(skewed, model.blocks)))
 
 
-def _routing(model: ModelEntry, routing: float | None) -> float | None:
+def skew(routing: float | None) -> float | None:
     """Returns the exponent of a power law of routing, None where it is even."""
     if routing is None:
         return None
     said = "the exponent of a power law, 0 (even) to below 3"
-    exponent = real_number("routing", routing, 0.0, 3.0, said)
+    return real_number("routing", routing, 0.0, 3.0, said) or None
+
+
+def _routing(model: ModelEntry, routing: float | None) -> float | None:
+    exponent = skew(routing)
     if exponent and not model.model.is_mixture:
         raise InputError(f"routing: {model.name} has no experts to route to (nearest: 0)")
-    return exponent or None
+    return exponent
+
+
+def _images(model: ModelEntry, images: float | None, isl: int) -> float | None:
+    """Returns the images of a prompt, None where there are none."""
+    if not images:
+        return None
+    count = real_number("images", images, 0.0, _MOST, "a number of images, 0 or more")
+    tower = model.encoder
+    if tower is None:
+        why = "has no image encoder in its config.json"
+        if WITHOUT_TOWER in model.notes:
+            why = "has an image encoder whose sizes its config.json does not give"
+        raise InputError(f"images: {model.name} {why} (nearest: 0)")
+    tokens = float(tower.tokens)
+    if count * tokens > isl:
+        raise InputError(
+            f"images: {count:g} × {tokens:,g} tokens exceed the {isl:,} prompt tokens (isl) that "
+            f"they are part of (nearest: {math.floor(isl / tokens)})"
+        )
+    return count
 
 
 def ask(
@@ -144,11 +192,16 @@ def ask(
     pue: float | None = None,
     lifetime: float | None = None,
     routing: float | None = None,
+    most: Budgets | None = None,
+    images: float | None = None,
 ) -> Question:
     """Returns the question that public functions ask, every part of it checked."""
     network = find_model(model)
     machines = unique_chips(named_chips(chip_list))
     exponent = _routing(network, routing)
+    load = _load(network, isl, osl, prefix_hit)
+    load = dataclasses.replace(load, images=numbers(_images(network, images, int(load.isl))))
+    tower = None if load.images is None else network.encoder
     profile = engine if isinstance(engine, EngineEntry) else engines.load_engine(engine)
     if isinstance(price, Mapping):
         known = {chip.name: chip.sheet.identity["aliases"] for chip in machines}
@@ -164,15 +217,29 @@ def ask(
         chips=machines,
         formats=tuple(formats),
         engine=profile,
-        load=_load(network, isl, osl, prefix_hit),
-        limits=_limits(osl, slo_ttft, slo_tpot),
-        network=numbers(prefer(network.model, exponent)),
+        load=load,
+        limits=_limits(osl, slo_ttft, slo_tpot, most),
+        network=numbers(dataclasses.replace(prefer(network.model, exponent), encoder=tower)),
         machines=stack([machine for machine, _ in paid]),
         precisions=stack([precision_numbers(names) for names in formats]),
         prices=tuple(text for _, text in paid),
         owner=ownership,
         site=_site_text(ownership, terms),
+        budgets=most or Budgets(),
     )
+
+
+def paid_machines(
+    chip_list: Sequence[Chip],
+    price: float | None,
+    ownership: str,
+    electricity: float | None,
+    pue: float | None,
+    lifetime: float | None,
+) -> Machine:
+    """Returns the machines of chips as they are paid for, stacked; arguments as of `ask`."""
+    terms = _terms(ownership, electricity=electricity, pue=pue, lifetime=lifetime)
+    return stack([_price(chip, price, ownership, terms)[0] for chip in chip_list])
 
 
 def real() -> Any:
@@ -281,10 +348,31 @@ def _limit(name: str, value: float | None) -> float:
     return real_number(name, value, math.ulp(0.0), math.inf, "a positive number of seconds")
 
 
-def _limits(osl: int, slo_ttft: float | None, slo_tpot: float | None) -> Limits:
+# What fits exactly must not miss by a rounding of float32.
+_EXACT = 1.0 + 1e-5
+
+
+def budgets(max_power: float | None, max_racks: float | None, max_cost: float | None) -> Budgets:
+    """Returns the budgets asked for, checked."""
+    said = {"max_power": "watts", "max_racks": "racks", "max_cost": "US dollars an hour"}
+    given = zip(said.items(), (max_power, max_racks, max_cost), strict=True)
+    return Budgets(
+        *(
+            None if value is None
+            else real_number(name, value, math.ulp(0.0), UNLIMITED, f"a positive number of {unit}")
+            for (name, unit), value in given
+        )
+    )  # fmt: skip
+
+
+def _limits(
+    osl: int, slo_ttft: float | None, slo_tpot: float | None, most: Budgets | None
+) -> Limits:
     found = Limits(_limit("slo_ttft", slo_ttft), _limit("slo_tpot", slo_tpot))
     # With one output token there is no time per token that could be too long.
-    return found if osl > 1 else Limits(ttft=found.ttft)
+    found = found if osl > 1 else Limits(ttft=found.ttft)
+    asked = {n: v * _EXACT for n, v in (most or Budgets())._asdict().items() if v is not None}
+    return dataclasses.replace(found, **asked)
 
 
 def _load(model: ModelEntry, isl: int, osl: int, prefix_hit: float) -> Load:

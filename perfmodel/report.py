@@ -44,8 +44,8 @@ __all__ = [
     "Drawing", "OVERVIEW_AXES", "Panel", "console", "draw_files", "estimate_table", "footnotes",
     "frontier_table", "grid", "headline", "lines", "load_dataset", "operators_table",
     "overlay_text", "overview_table", "predictions_table", "save_dataset", "save_frontier",
-    "save_html", "save_panels", "save_png", "save_sensitivity", "save_size",
-    "save_systems", "sensitivity_table", "size_table", "system_table", "systems_table",
+    "save_html", "save_panels", "save_png", "save_roofline", "save_sensitivity", "save_size",
+    "save_systems", "save_text", "sensitivity_table", "size_table", "system_table", "systems_table",
     "traced_table", "write",
 ]  # fmt: skip
 
@@ -160,10 +160,22 @@ def save_html(
     """Writes the interactive page of a frontier: one file that loads nothing else."""
     from perfmodel import _page
 
-    _save_text(_page.page(dataset, measured, [*headline(dataset)[1:], *footnotes(dataset)]), path)
+    save_text(_page.page(dataset, measured, [*headline(dataset)[1:], *footnotes(dataset)]), path)
 
 
-def _save_text(text: str, path: str | os.PathLike[str]) -> None:
+def save_roofline(dataset: "xr.Dataset", path: str | os.PathLike[str]) -> None:
+    """Writes the rooflines of `comparison.compare` as a PNG, or where the name says so a page."""
+    from perfmodel import _roofline
+
+    if str(path).lower().endswith(".html"):
+        save_text(_roofline.page(dataset), path)
+    else:
+        _save_figure(_roofline.draw(dataset), path)
+
+
+def save_text(text: str, path: str | os.PathLike[str]) -> None:
+    """Writes a text file, which appears whole or not at all."""
+
     def make(part: str) -> None:
         with open(part, "w", encoding="utf-8") as file:
             file.write(text)
@@ -180,7 +192,7 @@ def save_sensitivity(dataset: "xr.Dataset", folder: str | os.PathLike[str]) -> d
     save_dataset(dataset, paths["nc"])
     saved = load_dataset(paths["nc"])
     _save_figure(_tornado.draw(saved), paths["png"])
-    _save_text(_tornado.page(saved), paths["html"])
+    save_text(_tornado.page(saved), paths["html"])
     return paths
 
 

@@ -21,6 +21,7 @@ round takes max(token latency, M × stage time). Chunks fill every stage: a prom
 n/stages rounds.
 """
 
+import dataclasses
 from typing import NamedTuple
 
 import equinox as eqx
@@ -29,9 +30,11 @@ from jax import Array
 
 from perfmodel import tiers as memory
 from perfmodel.efficiencies import Efficiencies
+from perfmodel.errors import InputError
 from perfmodel.fabric import crossing_usage
 from perfmodel.formats import Precision
 from perfmodel.machine import Machine, Placed, Rank, Usage
+from perfmodel.models.encoder import encoder_activation_bytes, encoder_weight_bytes
 from perfmodel.models.transformer import (
     Model,
     activation_bytes,
@@ -40,18 +43,23 @@ from perfmodel.models.transformer import (
     kv_bytes,
     norm_operators,
     sequence_bytes,
+    tower_operators,
     weight_bytes,
 )
 from perfmodel.ownership import spend
-from perfmodel.plan import Engine, Limits, Load, Plan
+from perfmodel.plan import UNLIMITED, Engine, Limits, Load, Plan
 from perfmodel.relax import Real, as_real, ceil, ceil_div, floor, inverse, maximum, minimum
 from perfmodel.step import Chunk, Shard, Step, causal_pairs
 from perfmodel.timing import total_usage
+from perfmodel.units import HOUR
 
 PARTS = ("compute", "weight bandwidth", "kv bandwidth", "network", "latency")
 """What a step's time consists of, in the order of `Estimate.parts`."""
 
-MARGINS = ("memory", "kernel", "divisibility", "context length", "ttft limit", "tpot limit")
+MARGINS = (
+    "memory", "kernel", "divisibility", "context length", "ttft limit", "tpot limit",
+    "power limit", "footprint limit", "cost limit",
+)  # fmt: skip
 """Signed margins in the order of `Estimate.margins`; a negative one is infeasible."""
 
 BINDING = (*PARTS, "kv capacity", *MARGINS)
@@ -78,7 +86,7 @@ class Estimate(eqx.Module):
             share the cost by busy time. 0 where the price is unknown.
         chips: chips deployed.
         parts: seconds of TPOT by `PARTS`, shape [5].
-        margins: by `MARGINS`, shape [6], relative; negative is infeasible.
+        margins: by `MARGINS`, shape [9], relative; negative is infeasible.
         feasible: whether all margins are ≥ 0.
         binding: index into `BINDING`.
     """
@@ -176,19 +184,31 @@ def split_prompt(load: Load, plan: Plan) -> Prefill:
     """
     new = maximum(as_real(load.isl * (1.0 - load.prefix_hit)), 1.0)
     cached = as_real(load.isl) - new
-    chunks = maximum(ceil_div(new, maximum(as_real(plan.chunk), 1.0)), 1.0)
+    parts = maximum(ceil_div(new, maximum(as_real(plan.chunk), 1.0)), 1.0)
+    chunks = as_real(load.mean(parts))
     per_chunk = inverse(chunks)
-    tokens = new * per_chunk
+    mean = as_real(load.mean(new))
+    tokens = mean * per_chunk
+    # Of several classes, those of many chunks have more of them.
+    keys = load.mean(cached * parts + new * (0.5 * parts + 0.5))
+    if load.weight is None:
+        keys = cached + tokens * (0.5 * chunks + 0.5)
+    else:
+        keys = keys * per_chunk
+    images = None
+    if load.images is not None:
+        images = load.images * mean * inverse(load.input) * per_chunk
     chunk = Chunk(
         tokens=tokens,
-        pairs=causal_pairs(new, cached) * per_chunk,
-        keys=cached + tokens * (0.5 * chunks + 0.5),
+        pairs=load.mean(causal_pairs(new, cached)) * per_chunk,
+        keys=keys,
         ends=per_chunk,
-        new=new,
-        cached=cached,
+        new=mean,
+        cached=load.mean(cached),
         share=per_chunk,
+        images=images,
     )
-    return Prefill(chunks, chunk, new)
+    return Prefill(chunks, chunk, mean)
 
 
 def stage_share(model: Model, plan: Plan, shard: Shard) -> Array:
@@ -254,36 +274,45 @@ def footprint(
     prefix is stored once. One whole request must fit, or the plan is infeasible. `weights` on a
     chip [B] where it does not hold all of the network; `prompts` is 0 where it computes none;
     what a sequence takes `beside` its own keys and values [B], of a draft.
+    A tower is on the first stage, beside its layers.
     """
     shard = plan.shard(machine)
     prefill = split_prompt(load, plan)
     part = stage_share(model, plan, shard)
     if weights is None:
         weights = chip_weights(machine, model, plan, precision)
+    filled: Array = weights
     # Intermediate results are linear in the sequences of a pass: a chunk's, and one sequence's.
     groups = attention_groups(plan)
-    chunk = activation_bytes(model, Step(0, load.isl, chunk=prefill.chunk, groups=groups), shard)
+    chunk = activation_bytes(model, Step(0, load.input, chunk=prefill.chunk, groups=groups), shard)
     chunk = chunk if isinstance(prompts, int) else chunk * prompts
-    sequence = activation_bytes(model, Step(1, load.isl, groups=groups), shard)
-    cached = load.isl - prefill.new_tokens
+    sequence = activation_bytes(model, Step(1, load.input, groups=groups), shard)
+    if model.encoder is not None and prefill.chunk.images is not None:
+        filled = filled + encoder_weight_bytes(model.encoder, shard)
+        encoded, _ = prefill.chunk.encodings
+        chunk = maximum(chunk, as_real(encoder_activation_bytes(model.encoder, encoded, shard)))
+    new = maximum(as_real(load.isl * (1.0 - load.prefix_hit)), 1.0)
 
     def pages(tokens: Array) -> Array:
         whole = ceil_div(tokens, engine.block) * engine.block
         own = sequence_bytes(model, precision, whole, shard) * part
         return own if beside is None else own + beside
 
-    shared = kv_bytes(model, precision, cached, shard) * part
-    live = pages(prefill.new_tokens + 0.5 * load.osl)
-    whole = pages(prefill.new_tokens + load.osl)
+    # Each class has a prefix of its own.
+    shared = kv_bytes(model, precision, as_real(load.isl) - new, shard) * part
+    whole = pages(new + load.osl)
+    if load.weight is not None:
+        shared, whole = jnp.sum(shared, axis=-1), jnp.max(whole, axis=-1)
+    live = load.while_decoding(pages(new + 0.5 * load.osl))
     tiers = memory.capacity(machine, engine.memory_fraction, plan.offload)
     # Intermediate results and the engine's own stay in the fastest memory.
     tiers = [tiers[0] - chunk - engine.workspace * machine.floors.hosted, *tiers[1:]]
-    free = sum(tiers[1:], tiers[0]) - weights - shared
-    held = pages(prefill.new_tokens + engine.reservation * load.osl)
+    free = sum(tiers[1:], tiers[0]) - filled - shared
+    held = load.while_decoding(pages(new + engine.reservation * load.osl))
     each = held + sequence * inverse(plan.stages)
     admitted = floor(maximum(free, 0.0) * inverse(each))
     margin = (free - sequence - whole) / machine.memory.capacity[0]
-    return Footprint(weights, chunk, sequence, shared, live, margin, admitted, tuple(tiers))
+    return Footprint(filled, chunk, sequence, shared, live, margin, admitted, tuple(tiers))
 
 
 class Passes(NamedTuple):
@@ -325,7 +354,7 @@ def passes(
         prompts: that share a chunk if they fit, as many as finish in a round otherwise.
         queries: tokens that a decoding sequence brings to a pass.
     """
-    each = as_real(load.osl if rounds is None else rounds)
+    each = as_real(load.output if rounds is None else rounds)
     fused = 1.0 - as_real(engine.exclusive) if fused is None else as_real(fused)
     deepest = as_real(plan.stages if depth is None else depth)
     micro = minimum(running, deepest)
@@ -335,10 +364,13 @@ def passes(
     together = maximum(1.0, minimum(finishing, room))
     chunks = prefill.chunks * inverse(together)
     one = prefill.chunk
-    shared = Chunk(one.tokens * together, one.pairs, one.keys, one.ends * together, together)
+    images = None if one.images is None else one.images * together
+    shared = dataclasses.replace(
+        one, tokens=one.tokens * together, ends=one.ends * together, prompts=together, images=images
+    )
     # Chunks follow each other through all stages, however few sequences decode in between.
     saturated = each * inverse(per_slot * chunks)
-    context = load.isl + 0.5 * load.osl
+    context = load.context
     # Prompts computed in steps of their own starve no one, and nothing decodes beside them.
     most = jnp.where(fused > 0.0, maximum(saturated, 1.0), running)
     decoding = minimum(running, most) * per_micro
@@ -350,26 +382,47 @@ def passes(
     )
 
 
+def _launches(rank: Rank, layers: Real, gaps: Real, engine: Engine, busy: Array) -> Usage:
+    """Returns what waiting for launches adds to `layers` that keep the device `busy` [s].
+
+    Launches run beside the device, so they add what its busy time does not cover.
+    """
+    floors = rank.machine.floors
+    count = as_real(layers)
+    serial = (floors.serial + gaps * floors.hosted) * count
+    launch = (floors.launch + engine.launch_floor * floors.hosted) * count
+    waiting = serial + maximum(launch - (busy + serial), 0.0)
+    return Usage(waiting, latency=waiting)
+
+
 def unhidden(
-    rank: Rank, model: Model, step: Step, plan: Plan, engine: Engine, layers: Array
+    rank: Rank,
+    model: Model,
+    step: Step,
+    plan: Plan,
+    engine: Engine,
+    layers: Array,
+    tower: Array | None = None,
 ) -> dict[str, tuple[Real, Usage]]:
     """Returns what a pass costs beside its operators, as counts and usage by name.
 
-    Launches run beside the device, so they add what `layers`, its busy time [s], does not cover.
+    `layers` and `tower` are busy times of the device [s]; None where no images are encoded.
     """
     floors = rank.machine.floors
-    count = as_real(model.layers)
     # Steps of decoding sequences alone are captured in a graph; others are launched one by one.
     gaps = engine.launch_graph if step.chunk is None else engine.launch_eager
-    serial = (floors.serial + gaps * floors.hosted) * count
-    waiting = serial + maximum(floors.launch * count - (layers + serial), 0.0)
+    launched = {"launches": (1, _launches(rank, model.layers, gaps, engine, layers))}
+    if model.encoder is not None and step.chunk is not None and tower is not None:
+        _, runs = step.chunk.encodings
+        count = model.encoder.layers * runs
+        launched["encoder_launches"] = (1, _launches(rank, count, gaps, engine, tower))
     host = as_real(engine.host_step + engine.host_sequence * step.sequences)
     if step.chunk is not None:
         host = host + engine.host_prefill + engine.host_request * step.chunk.ends
     host = host * floors.hosted
     crossings = maximum(minimum(as_real(plan.chips), plan.stages) - 1.0, 0.0)
     return {
-        "launches": (1, Usage(waiting, latency=waiting)),
+        **launched,
         "host": (1, Usage(host, latency=host)),
         "stage_crossing": (
             crossings,
@@ -398,9 +451,15 @@ def run_step(
         ops = block_operators(model, block, step, shard, precision)
         layers = layers.plus(total_usage(ops, rank).scale(block.count))
     head = total_usage(head_operators(model, step, shard, precision), rank)
-    rest = unhidden(rank, model, step, plan, engine, layers.seconds)
+    encoding = tower_operators(model, step, shard, precision)
+    tower = total_usage(encoding, rank) if encoding else None
+    busy = None if tower is None else tower.seconds
+    rest = unhidden(rank, model, step, plan, engine, layers.seconds, busy)
     layers = layers.plus(rest["launches"][1])
     head = head.plus(rest["host"][1])
+    if tower is not None:
+        # All of it is on the first stage.
+        head = head.plus(tower).plus(rest["encoder_launches"][1])
     crossings, crossing = rest["stage_crossing"]
     whole = layers.plus(head).plus(crossing.scale(crossings))
     slowest = ceil(model.layers * inverse(plan.stages)) * inverse(model.layers)
@@ -436,6 +495,19 @@ def closed_queue(service: Array, away: Array, customers: Array, variability: Rea
     return jnp.where(few, idle * inverse(jnp.where(few, root - b, 1.0)), 0.5 * (b + root))
 
 
+def variability(load: Load, engine: Engine) -> Real:
+    """Returns how varied prefill is to those that wait: more where classes differ.
+
+    The mean wait for a server grows with (1 + c²)/2 (Pollaczek and Khinchine), c the standard
+    deviation over the mean of its service, here of the prompt tokens to compute.
+    """
+    if load.weight is None:
+        return engine.variability
+    new = load.isl * (1.0 - load.prefix_hit)
+    mean = as_real(load.mean(new))
+    return engine.variability + 0.5 * (load.mean(new * new) * inverse(mean * mean) - 1.0)
+
+
 def estimate(
     machine: Machine,
     model: Model,
@@ -455,6 +527,8 @@ def estimate(
         efficiencies: relative speed of each kind of operator; all as modelled by default.
     """
     asked = Limits() if limits is None else limits
+    if load.images is not None and model.encoder is None:
+        raise InputError("images: the network has no encoder")
     shard = plan.shard(machine)
     prefill = split_prompt(load, plan)
     room = footprint(machine, model, load, plan, precision, engine)
@@ -462,7 +536,7 @@ def estimate(
     groups = attention_groups(plan)
     every = 1.0 if groups is None else groups
     batch = as_real(plan.batch) if groups is None else as_real(plan.batch) * inverse(groups)
-    osl = as_real(load.osl)
+    isl, osl = as_real(load.input), as_real(load.output)
     running = minimum(batch, maximum(room.admitted, 1.0))
 
     others = maximum(0.0, running - 1.0)
@@ -493,25 +567,35 @@ def estimate(
     share = minimum(per_round * others * inverse(osl), most_share)
     tpot = mean_round(share)
     away = maximum(osl - 1.0, 0.0)
-    queued = closed_queue(service, away * tpot, running, engine.variability)
+    # A batch in step stays until its longest output ends; idle places are computed all the same.
+    stays = away if load.spread is None else away * (1.0 + together * (load.last_of(running) - 1.0))
+    # While a prompt is computed, others decode all the same, in steps that last longer: they come
+    # back after as many steps, not after as much time. Prompts in steps of their own stop them.
+    each = (1.0 - alone) * mixed_round + alone * tpot
+    queued = closed_queue(service, stays * each, running, variability(load, engine))
     prefill_time = fill + queued - together * (queued - service)
-    # A request that finds others decoding waits, on average, for half of that step to end; behind
-    # another's chunk it waits in the queue instead.
-    stepwise = 0.5 * engine.admission_steps * tpot * minimum(others, 1.0)
-    before = engine.request_time + stepwise * (1.0 - minimum(share, 1.0))
-    rate = running * inverse(before + prefill_time + away * tpot)
-    share = minimum(share, per_round * rate * tpot * others * inverse(running))
+    # A request that finds others decoding waits for the running step to end, on average half of
+    # it: of a long one more often. Behind a prompt in a step of its own it waits in the queue.
+    square = decode_round * decode_round + minimum(share, 1.0) * (
+        mixed_round * mixed_round - decode_round * decode_round
+    )
+    running_step = (1.0 - alone) * square * inverse(tpot)
+    running_step = running_step + alone * tpot * (1.0 - minimum(share, 1.0))
+    later = (engine.admission_steps - 1.0) * tpot * (1.0 - alone * minimum(share, 1.0))
+    before = engine.request_time + 0.5 * (running_step + later) * minimum(others, 1.0)
+    there = stays + (before + prefill_time) * inverse(tpot)
+    share = minimum(share, per_round * others * inverse(there))
     tpot = mean_round(share)
     first = load.burst + together * (1.0 - load.burst)
     started = before + prefill_time + first * 0.5 * others * service
-    rate = running * inverse(started + away * tpot)
+    rate = running * inverse(started + stays * tpot)
     waiting = maximum(batch - running, 0.0) / rate
     ttft = started + waiting
     e2e = ttft + away * tpot
 
     # Per request: n passes with a chunk, and the decode passes that its tokens then still need.
     per_decoding = inverse(decode_step.sequences)
-    plain = maximum(away - chunks * mixed_step.sequences, 0.0) * per_decoding
+    plain = maximum(stays - chunks * mixed_step.sequences, 0.0) * per_decoding
     joules = rate * (chunks * mixed.usage.joules + plain * decode.usage.joules)
     chip_dynamic = joules * shard.ranks * inverse(plan.chips)
     chip_power = minimum(machine.power.limit, machine.power.running + chip_dynamic)
@@ -525,7 +609,7 @@ def estimate(
     rate = rate if groups is None else rate * groups
     output_rate = rate * osl
     per_output = inverse(output_rate)
-    per_token = per_output * osl * inverse(osl + load.isl)
+    per_token = per_output * osl * inverse(osl + isl)
     watts = chip_power * plan.chips
     dollars = spend(machine.price, machine.site, chip_power) * plan.chips
 
@@ -539,9 +623,12 @@ def estimate(
             room.margin,
             kernel_margin(machine, precision),
             divisibility(model, shard),
-            (model.max_context - load.isl - osl) / model.max_context,
+            (model.max_context - load.longest) / model.max_context,
             1.0 - ttft * inverse(asked.ttft),
             1.0 - tpot * inverse(asked.tpot),
+            *budget_margins(
+                asked, taken(machine, plan.chips * plan.replicas, dollars * plan.replicas)
+            ),
         ]
     )
     feasible = jnp.all(margins >= 0.0)
@@ -570,16 +657,43 @@ def estimate(
         energy_per_output_token=watts * decode_busy * per_output,
         energy_per_total_token=watts * per_token,
         usd_per_output_token=dollars * decode_busy * per_output,
-        usd_per_input_token=dollars * prefill_busy * per_output * osl * inverse(load.isl),
+        usd_per_input_token=dollars * prefill_busy * per_output * osl * inverse(isl),
         usd_per_total_token=dollars * per_token,
         chips=as_real(plan.chips * plan.replicas),
         parts=parts,
         margins=margins,
         feasible=feasible,
         binding=binding,
-        isl=as_real(load.isl),
+        isl=isl,
         osl=osl,
         replicas=as_real(plan.replicas),
+    )
+
+
+class Taken(NamedTuple):
+    """What chips take of power [W], footprint [racks] and cost [USD/s]; 0 where unknown."""
+
+    power: Array
+    racks: Array
+    cost: Array
+
+
+def taken(machine: Machine, chips: Real, dollars: Array) -> Taken:
+    """Returns what so many chips take; `dollars` is their cost [USD/s]."""
+    around = machine.site
+    racked = as_real(around.rack_chips) > 0.0
+    racks = jnp.where(racked, chips * inverse(jnp.where(racked, around.rack_chips, 1.0)), 0.0)
+    return Taken(around.provisioned_power * chips, racks, dollars)
+
+
+def budget_margins(asked: Limits, used: Taken) -> tuple[Array, ...]:
+    """Returns what is left of power, footprint and cost, relative; −1 where a budget is asked for
+    and what is taken is unknown."""
+    amounts = (used.power, used.racks, used.cost * HOUR)
+    limits = (asked.power, asked.racks, asked.cost)
+    return tuple(
+        jnp.where((amount > 0.0) | (limit >= UNLIMITED), (limit - amount) * inverse(limit), -1.0)
+        for amount, limit in zip(amounts, map(as_real, limits), strict=True)
     )
 
 

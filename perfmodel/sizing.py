@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import xarray as xr
 
-from perfmodel import exploration, feasibility, question, results
+from perfmodel import budgets, exploration, feasibility, question, results
 from perfmodel.advice import advise
 from perfmodel.chips import Chip
 from perfmodel.designs import Designs, blocks, designs, evaluate
@@ -52,13 +52,15 @@ _ROUNDING = 1e-6
 
 class Need(NamedTuple):
     """What is asked of a deployment: `rate` [requests/s], `headroom` above it, `spare` replicas,
-    the order `by` which it is smallest, and the `most` chips it may have."""
+    the order `by` which it is smallest, the `most` chips it may have, and the most that its whole
+    nodes may have, which budgets allow (`held`)."""
 
     rate: float
     headroom: float
     spare: int
     by: str
     most: int | None
+    held: int | None = None
 
     @property
     def target(self) -> float:
@@ -184,7 +186,8 @@ def _search(
                 good = np.all(margins >= 0.0, axis=1)
                 evaluated, feasible = evaluated + size, feasible + int(np.sum(good))
                 for way, rows in _ways(margins >= 0.0):
-                    order = need._replace(by="chips", most=None) if way == "chips" else need
+                    free = need._replace(by="chips", most=None, held=None)
+                    order = free if way == "chips" else need
                     chosen = _best(order, entry, price, own, rate, rows)
                     if chosen and (way not in best or chosen[0] < best[way].key):
                         best[way] = Chosen(chosen[0], _one(own, chosen[1], chip, kind))
@@ -202,6 +205,10 @@ def _best(
     if need.most is not None:
         replicas = need.replicas(rate[rows]) + need.spare
         rows = rows[replicas * (listed.tp * listed.pp)[rows] <= need.most]
+    if need.held is not None:
+        replicas = need.replicas(rate[rows]) + need.spare
+        held = occupy((listed.tp * listed.pp)[rows], replicas, node_of(chip)).provisioned
+        rows = rows[held <= need.held]
     if not len(rows):
         return None
     keys = _key(need, chip, price, listed.take(rows), rate[rows])
@@ -476,12 +483,17 @@ def size(
     spare: int = 1,
     by: str = "chips",
     max_chips: int | None = None,
+    max_power: float | None = None,
+    max_racks: float | None = None,
+    max_cost: float | None = None,
     precisions: Sequence[str] = exploration.PRECISIONS,
     chunks: Sequence[int] = exploration.CHUNKS,
     batches: Sequence[int] = exploration.BATCHES,
     prefix_hit: float = 0.0,
     engine: EngineLike = "neutral",
     price: float | Mapping[str, float] | None = None,
+    routing: float | None = None,
+    images: float | None = None,
 ) -> xr.Dataset:
     """Returns the smallest deployment that serves a request rate, for each chip.
 
@@ -496,11 +508,14 @@ def size(
         chips: the same, or "all" for every chip of the catalogue.
         rate: requests that arrive [1/s], on average.
         isl, osl, prefix_hit: prompt and output tokens, and the share of the prompt cached.
+        routing, images: as of `estimate`.
         slo_ttft, slo_tpot: longest acceptable means [s]; none by default.
         headroom: capacity asked for beyond the rate, relative.
         spare: replicas beyond those needed, for failures.
         by: one of `ORDERS`; of equal ones the one with fewer chips, then with more capacity.
         max_chips: most chips of a deployment, spare replicas included.
+        max_power, max_racks, max_cost: the most that whole nodes may take together: rated power
+            with hosts, without PUE [W]; racks; rent [USD/h] (`perfmodel.budgets`).
         precisions, chunks, batches: choices of each plan. price: as of `frontier`.
 
     Raises:
@@ -528,23 +543,30 @@ def size(
         raise InputError(f"by: unknown order {shorten(by)!r}{nearest(shorten(by), ORDERS)}")
     options: dict[str, Any] = dict(
         isl=isl, osl=osl, prefix_hit=prefix_hit, engine=engine, slo_ttft=slo_ttft,
-        slo_tpot=slo_tpot, price=price,
+        slo_tpot=slo_tpot, price=price, routing=routing, images=images,
     )  # fmt: skip
-    asked = question.ask(model, chips, exploration.parse_precisions(precisions), **options)
+    budget = question.budgets(max_power, max_racks, max_cost)
+    formats = exploration.parse_precisions(precisions)
+    # A replica that breaks a budget alone is no plan; the deployment's nodes are counted below.
+    asked = question.ask(model, chips, formats, most=budget, **options)
+    needs = [_need_of(asked, chip, need) for chip in range(len(asked.chips))]
     tried = exploration.choices("batches", batches), exploration.choices("chunks", chunks)
     listed = layouts(asked.model.model, most)
     plans = len(listed) * len(tried[0]) * len(tried[1])
     exploration.check_count("size", plans * len(asked.chips) * len(asked.formats))
-    found = [_search(asked, chip, listed, tried, need) for chip in range(len(asked.chips))]
-    obstacles = [_obstacle(asked, chip, each, need) for chip, each in enumerate(found)]
+    found = [_search(asked, chip, listed, tried, own) for chip, own in enumerate(needs)]
+    obstacles = [_obstacle(asked, chip, each, needs[chip]) for chip, each in enumerate(found)]
     call = question.described(
         "size", model, chips, rate=rate, headroom=headroom, spare=spare, by=by,
-        max_chips=max_chips, precisions=precisions, chunks=chunks, batches=_span(batches),
+        max_chips=max_chips, max_power=max_power, max_racks=max_racks, max_cost=max_cost,
+        precisions=precisions, chunks=chunks, batches=_span(batches),
         **options,
     )  # fmt: skip
     levels = {"slo_ttft_s": slo_ttft, "slo_tpot_s": slo_tpot, "max_chips": most}
-    table = xr.Dataset(_candidates(asked, found, obstacles)).assign_attrs(
+    listing = {**_candidates(asked, found, obstacles), **budgets.table(asked, most)}
+    table = xr.Dataset(listing).assign_attrs(
         asked.attributes(call)
+        | budgets.attributes(asked)
         | {name: limit for name, limit in levels.items() if limit is not None}
         | {"rate": need.rate, "headroom": need.headroom, "spare": need.spare, "by": by}
         | {"evaluated": sum(each.evaluated for each in found)}
@@ -561,6 +583,12 @@ def size(
     answers.sort(key=lambda answer: answer.key)
     points = _points(asked, answers)
     return points.assign(table.variables).assign_attrs(table.attrs)
+
+
+def _need_of(asked: Question, chip: int, need: Need) -> Need:
+    """Returns the need with the chips that whole nodes of one kind may have by the budgets."""
+    found = budgets.allowed(asked, chip, None)
+    return need if found is None else need._replace(held=found.chips)
 
 
 def _span(given: Sequence[int]) -> Any:
@@ -634,8 +662,14 @@ def _obstacle(asked: Question, chip: int, found: Found, need: Need) -> str:
 
 def _too_many(asked: Question, chosen: Chosen, need: Need) -> str:
     """Returns that a deployment has more chips than it may, and what would help."""
-    most, chips = int(need.most or 0), _chips_of(asked, chosen, need)
-    replica = int(chosen.design.tp[0] * chosen.design.pp[0])
+    chips = _chips_of(asked, chosen, need)
+    replica, chip = int(chosen.design.tp[0] * chosen.design.pp[0]), int(chosen.design.chip[0])
+    most = need.most if need.most is not None else need.held or 0
+    if need.held is not None and (need.most is None or chips <= need.most):
+        set_by = budgets.allowed(asked, chip, None)
+        (name,) = (n for n, limit in budgets.NAMES.items() if set_by and limit == set_by.set_by)
+        held = int(occupy(replica, chips // replica, node_of(asked.chips[chip])).provisioned)
+        return f"{budgets.NAMES[name]}: {budgets.words(asked, chip, name, held)}"
     rate = float(evaluate(asked, chosen.design)["requests_per_second"][0])
     within = max(most // replica - need.spare, 0) * rate / (1.0 + need.headroom)
     # Rounded down, so that the rate named can be asked for.

@@ -6,7 +6,7 @@ Models turn a `Step` and a `Shard` into operators with per-rank shapes.
 
 import equinox as eqx
 
-from perfmodel.relax import Real, divide, maximum
+from perfmodel.relax import Real, divide, maximum, minimum
 
 
 class Chunk(eqx.Module):
@@ -16,7 +16,8 @@ class Chunk(eqx.Module):
     prompt's part under the causal mask, cached keys included; `keys`, the mean number of keys of
     a part's last query; `ends`, how many prompts end in it, and so need logits; `prompts`, how
     many share it. For masks other than the causal one: a whole prompt's `new` tokens after
-    `cached` ones, and the `share` of them in one part.
+    `cached` ones, and the `share` of them in one part. `images` among the tokens, on average, whose
+    encoding is part of the step; None where prompts have none.
     """
 
     tokens: Real
@@ -27,11 +28,23 @@ class Chunk(eqx.Module):
     new: Real = 0
     cached: Real = 0
     share: Real = 1
+    images: Real | None = None
 
     @property
     def queries(self) -> Real:
         """Tokens of one prompt's part."""
         return divide(self.tokens, self.prompts)
+
+    @property
+    def encodings(self) -> tuple[Real, Real]:
+        """Images encoded at once, and how often that is in a step: less than one image a step is
+        one image in a share of the steps.
+
+        >>> Chunk(2048, 0, 0, images=3).encodings, Chunk(2048, 0, 0, images=0.25).encodings
+        ((3, 1), (1, 0.25))
+        """
+        images = 0 if self.images is None else self.images
+        return maximum(images, 1), minimum(images, 1)
 
 
 class Step(eqx.Module):

@@ -19,7 +19,8 @@ max(m·t_A, m·t_F, m·t_link, t_A + t_F + 2·t_link), times its layers) and dra
 Prompts: a closed loop of C requests per replica queues for prefill as in `serving`, whose customers
 are all that share a prefill replica, and then for the link. Where prefill has a pool of its own no
 chunk meets a decoding sequence, φ = 0, and the sequences that decode are those not in prefill or
-hand-over, b = rate·O·TPOT(b): two steps are evaluated and TPOT is the line through both.
+hand-over, b = rate·O·TPOT(b): two steps are evaluated and TPOT is the line through both. A request
+is then taken in twice, by the server that computes its prompt and by the one that decodes.
 
     hand-over     bytes of the new keys / (ports of the replica, the slower end)
     seen of it    all, or what is left after the prompt where layers stream while it is computed
@@ -52,6 +53,8 @@ from perfmodel.relax import Real, as_real, ceil, inverse, maximum, minimum
 from perfmodel.serving import (
     Footprint,
     Prefill,
+    Taken,
+    budget_margins,
     chip_weights,
     closed_queue,
     kernel_margin,
@@ -59,8 +62,10 @@ from perfmodel.serving import (
     placed,
     served,
     split_prompt,
+    taken,
+    variability,
 )
-from perfmodel.step import Shard, Step
+from perfmodel.step import Chunk, Shard, Step
 
 STATIONS = ("prefill", "attention", "ffn", "draft", "kv link", "activation link", "draft link")
 """What can be busy, in the order of `SystemEstimate.load`."""
@@ -78,6 +83,7 @@ class SystemEstimate(eqx.Module):
         tokens_per_cycle: of a sequence, 1 without drafts.
         chunk_share: chunks of others' prompts per cycle.
         handover: part of TTFT that keys and values wait for a link [s].
+        prefill_time: of the mean prompt alone, without any wait [s].
         chips, power: of all pools [W].
         energy_per_output_token, energy_per_total_token [J]; usd_per_output_token,
         usd_per_input_token, usd_per_total_token [USD]: as of `serving.Estimate`; 0 where the price
@@ -87,7 +93,7 @@ class SystemEstimate(eqx.Module):
         memory_bytes, weight_bytes, memory_margin, chip_power, pool_chips: by part, shape [4].
         owns: 1 where a part is the first on its pool, shape [4].
         parts: seconds of TPOT by `serving.PARTS`, shape [5]; hand-overs count as network.
-        margins: by `serving.MARGINS`, shape [6]. feasible: whether all are ≥ 0.
+        margins: by `serving.MARGINS`, shape [9]. feasible: whether all are ≥ 0.
     """
 
     ttft: Array
@@ -102,6 +108,7 @@ class SystemEstimate(eqx.Module):
     tokens_per_cycle: Array
     chunk_share: Array
     handover: Array
+    prefill_time: Array
     chips: Array
     power: Array
     energy_per_output_token: Array
@@ -217,7 +224,7 @@ def evaluate(
     every = as_real(1.0 if groups is None else groups)
     every_p = as_real(1.0 if groups_p is None else groups_p)
     batch = as_real(attention.plan.batch) * inverse(every)
-    osl = as_real(load.osl)
+    isl, osl = as_real(load.input), as_real(load.output)
     cycles, away = osl * inverse(yielded), maximum(osl - 1.0, 0.0) * inverse(yielded)
     running = minimum(batch, maximum(room.admitted, 1.0))
     others = maximum(0.0, running - 1.0)
@@ -241,7 +248,7 @@ def evaluate(
     # The draft reads every prompt, too, on its own pool or beside the network.
     read, reading = as_real(0.0), as_real(0.0)
     if guesser is not None and draft is not None and ranks.draft is not None and spec is not None:
-        prompt = Step(0, load.isl, chunk=prefill.chunk, groups=groups_of(system, guesser))
+        prompt = Step(0, load.input, chunk=prefill.chunk, groups=groups_of(system, guesser))
         _, once = one_pass(ranks.draft, draft, prompt, guesser, draft_engine(engine))
         read = spec.drafting * prefill.chunks * once
         reading = (1.0 - on.gp) * read * inverse(cycles)
@@ -282,47 +289,59 @@ def evaluate(
     )
     alone = 1.0 - fused
     together = on.pa * alone * load.in_step
+    stays = away if load.spread is None else away * (1.0 + together * (load.last_of(running) - 1.0))
     most_share = 1.0 + alone * 1e6
 
     def with_chunks(turn: Cycle, share: Array) -> Array:
         longer = prompts.round - fused * turn.time
         return turn.time + on.pa * share * (1.0 - 0.5 * together) * longer
 
+    varied = variability(load, engine)
+
     def loop(turn: Cycle) -> _Loop:
         share = minimum(prompts.per_round * others * inverse(cycles), most_share)
         time = with_chunks(turn, share)
-        handed = _handed(system, model, engine, prompts, away * time, every, every_p, running)
-        queued = closed_queue(prompts.service, away * time + handed, customers, engine.variability)
+        handed = _handed(system, model, varied, prompts, stays * time, every, every_p, running)
+        # As in `serving`: steps that carry a chunk last longer, and bring others back no later.
+        each = fused * prompts.round + alone * time
+        queued = closed_queue(prompts.service, stays * each + handed, customers, varied)
         prefill_time = prompts.fill + queued - together * (queued - prompts.service)
-        stepwise = 0.5 * engine.admission_steps * time * minimum(others, 1.0)
-        before = engine.request_time + stepwise * (1.0 - on.pa * minimum(share, 1.0))
-        before = before + handed
-        rate = running * inverse(before + prefill_time + away * time)
-        share = minimum(share, prompts.per_round * rate * time * others * inverse(running))
+        met = on.pa * minimum(share, 1.0)
+        square = turn.time * turn.time + minimum(share, 1.0) * (
+            prompts.round * prompts.round - turn.time * turn.time
+        )
+        running_step = fused * square * inverse(time) + alone * time * (1.0 - met)
+        later = (engine.admission_steps - 1.0) * time * (1.0 - alone * met)
+        # Prompts on a pool of their own pass through two servers, one after the other.
+        taken_in = engine.request_time * (2.0 - on.pa)
+        before = taken_in + 0.5 * (running_step + later) * minimum(others, 1.0) + handed
+        there = stays + (before + prefill_time) * inverse(time)
+        share = minimum(share, prompts.per_round * others * inverse(there))
         time = with_chunks(turn, share)
         burst = load.burst + together * (1.0 - load.burst)
         behind = maximum(customers - 1.0, 0.0)
         started = before + prefill_time + burst * 0.5 * behind * prompts.service
-        return _Loop(time, share, running * inverse(started + away * time), started, handed)
+        return _Loop(time, share, running * inverse(started + stays * time), started, handed)
 
     # Where prompts have chips of their own, those that are neither there nor on the link decode.
     apart, least = 1.0 - on.pa, minimum(running, 1.0)
     before = loop(full)
     # Fewer sequences decode faster, so fewer than this rate would keep: the square of the share
     # lies below the answer unless almost all of a token's time is its own keys.
-    share = minimum(before.rate * away * before.time * inverse(running), 1.0)
+    high_kept = minimum(before.rate * away * before.time, running)
+    share = high_kept * inverse(running)
     decoding = on.pa * running + apart * maximum(running * share * share, least)
     turns = on.pa * micro + apart * minimum(decoding, depth)
     fewer = on.pa * full.batch + apart * decoding * inverse(turns)
     less = decode(fewer, turns)
     again = loop(less)
-    # The line through what both loops lack of b = rate·O·TPOT(b), and where it is nothing.
+    # How many a round of b sequences keeps decoding is near a line in b; where it meets b.
     span = running - decoding
     wide = span > 1e-3 * running
     per_span = inverse(jnp.where(wide, span, 1.0))
-    lacks = away * again.rate * again.time - decoding
-    slope = (lacks - (away * before.rate * before.time - running)) * per_span
-    met = lacks * inverse(maximum(slope, 0.1))
+    low_kept = again.rate * away * again.time
+    slope = (high_kept - low_kept) * per_span
+    met = (low_kept - decoding) * inverse(maximum(1.0 - slope, 0.1))
     met = jnp.clip(met, maximum(least - decoding, -0.3 * span), span)
     weight = jnp.where(wide, apart * met * per_span, 0.0)
     decoding = decoding + weight * span
@@ -342,7 +361,7 @@ def evaluate(
     e2e = ttft + away * found.time
 
     # Work per second: of an attention group of each part's replica, and of the whole system.
-    steps = rate * maximum(away - on.pa * chunks * mixed_step.sequences, 0.0) * inverse(turn.batch)
+    steps = rate * maximum(stays - on.pa * chunks * mixed_step.sequences, 0.0) * inverse(turn.batch)
     work = [rate * ratio * prompts.service, *(steps * turn.work[i] for i in range(3))]
     joules = [rate * ratio * chunks * mixed.joules, *(steps * turn.joules[i] for i in range(3))]
     pools = system.pools
@@ -370,7 +389,7 @@ def evaluate(
     every_second = rate * every * attention.plan.replicas
     output_rate = every_second * osl
     per_output = inverse(output_rate)
-    per_token = per_output * osl * inverse(osl + load.isl)
+    per_token = per_output * osl * inverse(osl + isl)
     chips = as_real(sum(owned * size for owned, size in zip(owns, sizes, strict=True)))
     watts = [o * w * n for o, w, n in zip(owns, powers, sizes, strict=True)]
     spent = [priced * o * d for o, d in zip(owns, dollars, strict=True)]
@@ -383,7 +402,19 @@ def evaluate(
     input_watts, input_spent = watts[0] * prefill_busy, spent[0] * prefill_busy
     watts, spent = as_real(sum(watts)), as_real(sum(spent))
 
-    margins = _margins(system, model, load, kept.margins, ttft, tpot, asked)
+    # Of what one pool takes and is unknown, all is unknown.
+    each = [taken(p.machine, n, d) for p, n, d in zip(pools, sizes, dollars, strict=True)]
+    used = Taken(
+        *(
+            jnp.where(
+                sum(o * (a <= 0.0) for o, a in zip(owns, amounts, strict=True)) > 0.0,
+                0.0,
+                sum(o * a for o, a in zip(owns, amounts, strict=True)),
+            )
+            for amounts in zip(*each, strict=True)
+        )
+    )
+    margins = _margins(system, model, load, kept.margins, ttft, tpot, asked, used)
     # Keys of all that run, and intermediate results of a micro-batch.
     keys = room.live * decoding + room.shared + room.sequence * (running * inverse(micro))
     shares = [on.pa, as_real(1.0), on.af, on.ga][:count]
@@ -411,12 +442,13 @@ def evaluate(
         tokens_per_cycle=yielded,
         chunk_share=on.pa * found.share,
         handover=found.handed,
+        prefill_time=prompts.fill + prompts.service,
         chips=chips,
         power=watts,
         energy_per_output_token=(watts - input_watts) * per_output,
         energy_per_total_token=watts * per_token,
         usd_per_output_token=(spent - input_spent) * per_output,
-        usd_per_input_token=input_spent * per_output * osl * inverse(as_real(load.isl)),
+        usd_per_input_token=input_spent * per_output * osl * inverse(isl),
         usd_per_total_token=spent * per_token,
         load=jnp.stack([*busy, *absent, *links]),
         memory_bytes=jnp.stack([*memory, *absent]),
@@ -428,7 +460,7 @@ def evaluate(
         parts=mean * inverse(yielded),
         margins=margins,
         feasible=jnp.all(margins >= 0.0),
-        isl=as_real(load.isl),
+        isl=isl,
         osl=osl,
     )
 
@@ -449,10 +481,18 @@ def _hand_over(system: System, model: Model, prefill: Prefill) -> tuple[Array, A
     return leaving, maximum(taken * inverse(ports(attention)) * link.ports, between)
 
 
+def hand_over_seconds(system: System, model: Model, tokens: Real) -> tuple[float, float]:
+    """Returns the time of the keys of some prompt tokens over the link, and its latency [s]."""
+    zero = as_real(0.0)
+    prompt = Prefill(zero, Chunk(zero, zero, zero), as_real(tokens))
+    ends = _hand_over(system, model, prompt)
+    return float(maximum(*ends)), float(system.links.kv.latency)
+
+
 def _handed(
     system: System,
     model: Model,
-    engine: Engine,
+    varied: Real,
     prompts: _Prompts,
     gone: Array,
     every: Array,
@@ -467,8 +507,8 @@ def _handed(
     apart = 1.0 - system.same[..., 0, 1]
     computing = prompts.fill + prompts.service
     rest = gone + computing
-    leaves = closed_queue(prompts.sending, rest, prompts.customers * every_p, engine.variability)
-    enters = closed_queue(prompts.taking, rest, running * every, engine.variability)
+    leaves = closed_queue(prompts.sending, rest, prompts.customers * every_p, varied)
+    enters = closed_queue(prompts.taking, rest, running * every, varied)
     crossing = apart * (maximum(leaves, enters) + system.links.kv.latency)
     early = minimum(maximum(prompts.sending, prompts.taking), computing)
     hidden = early * (1.0 - inverse(as_real(model.layers)))
@@ -483,8 +523,9 @@ def _margins(
     ttft: Array,
     tpot: Array,
     asked: Limits,
+    used: Taken,
 ) -> Array:
-    """Returns the signed margins, the least of all pools."""
+    """Returns the signed margins, the least of all pools; of budgets, of all pools together."""
     pools = system.pools[:3]
     least = memory[0]
     for margin in memory[1:]:
@@ -503,8 +544,9 @@ def _margins(
             kernel,
             # Rounding of a float32 quotient is not a remainder.
             jnp.where(jnp.abs(miss) < 1e-3, 0.0, -as_real(miss)),
-            (model.max_context - load.isl - load.osl) / model.max_context,
+            (model.max_context - load.longest) / model.max_context,
             1.0 - ttft * inverse(asked.ttft),
             1.0 - tpot * inverse(asked.tpot),
+            *budget_margins(asked, used),
         ]
     )

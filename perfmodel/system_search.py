@@ -21,11 +21,11 @@ import xarray as xr
 from perfmodel import cache, question, results, system
 from perfmodel.errors import Infeasible, InputError
 from perfmodel.exploration import nondominated
-from perfmodel.placement import System
+from perfmodel.placement import Placement, System
 from perfmodel.question import ModelLike
 from perfmodel.relax import inverse, maximum, minimum
 from perfmodel.serving import MARGINS
-from perfmodel.systems import PoolAsked, SystemAsked, ask, parse_pool, table
+from perfmodel.systems import PoolAsked, SystemAsked, ask, parse_pool, pressure, table
 from perfmodel.units import KILOWATT
 
 BLOCK = 2048
@@ -109,6 +109,7 @@ def _numbers(made: System, found: system.SystemEstimate) -> dict[str, Any]:
         ),
         "chips": found.chips,
         "load": found.load,
+        "decoding_share": found.decoding / found.running,
         "margins": found.margins,
     }
 
@@ -170,13 +171,14 @@ def _options() -> Mapping[str, str]:
 
 
 @functools.cache
-def _of(part_pools: tuple[int, ...]) -> Any:
+def program_of(part_pools: tuple[int, ...]) -> Any:
+    """Returns the function that evaluates many systems: `part_pools` is the pool of each part."""
     return functools.partial(_many, part_pools)
 
 
 @functools.cache
 def _program(part_pools: tuple[int, ...]) -> Any:
-    return jax.jit(_of(part_pools), compiler_options=dict(_options()))
+    return jax.jit(program_of(part_pools), compiler_options=dict(_options()))
 
 
 class Space(NamedTuple):
@@ -198,7 +200,7 @@ def score(space: Space, choices: Choice) -> dict[str, np.ndarray]:
     """Returns every number of a list of systems, block by block."""
     count = len(choices.batch)
     asked = space.made.asked
-    engine, limits = question.numbers((asked.engine.engine, asked.limits))
+    engine, limits = space.made.engine, question.numbers(asked.limits)
     found: list[dict[str, np.ndarray]] = []
     for start in range(0, count, BLOCK):
         stop = min(start + BLOCK, count)
@@ -208,7 +210,7 @@ def score(space: Space, choices: Choice) -> dict[str, np.ndarray]:
             space.made.built, part, asked.network, asked.load, engine, limits, space.made.draft,
         )  # fmt: skip
         name = f"systems-{'-'.join(map(str, space.part_pools))}"
-        program = cache.stored(name, _of(space.part_pools), values, _options())
+        program = cache.stored(name, program_of(space.part_pools), values, _options())
         numbers = jax.device_get((program or _program(space.part_pools))(*values))
         found.append({k: np.asarray(v)[: stop - start] for k, v in numbers.items()})
     return {name: np.concatenate([part[name] for part in found]) for name in found[0]}
@@ -425,7 +427,7 @@ def descended(space: Space, axes: tuple[str, str]) -> tuple[Choice, int, int]:
     asked = space.made.asked
     values_in = question.numbers(
         (space.made.built, starts, targets, *ends, float(space.most), np.asarray(per_chip),
-         asked.network, asked.load, asked.engine.engine, asked.limits, space.made.draft)
+         asked.network, asked.load, space.made.engine, asked.limits, space.made.draft)
     )  # fmt: skip
     name = f"system-descent-{'-'.join(map(str, space.part_pools))}-{'-'.join(axes)}"
     stored = cache.stored(name, _descending(space.part_pools, axes), values_in, _options())
@@ -514,6 +516,95 @@ def space(
     where, named = table(pools, base)
     parsed = {n: parse_pool(p, n) if isinstance(p, str) else p for n, p in named.items()}
     made = ask(model, parsed, where, batch=1, isl=isl, osl=osl, **options)
+    return _space(model, made, where, max_chips, batches, drafts, micro)
+
+
+def size(
+    model: ModelLike,
+    pools: Mapping[str, PoolAsked | str],
+    *,
+    rate: float,
+    base: PoolAsked | str | None = None,
+    isl: int,
+    osl: int,
+    headroom: float = 0.2,
+    max_chips: int | None = None,
+    batches: Sequence[int] = _BATCHES,
+    drafts: Sequence[int] = (0, 1, 2, 3, 4, 5, 6, 8),
+    micro: Sequence[int] = (1, 2, 3),
+    **options: Any,
+) -> xr.Dataset:
+    """Returns the smallest system of a placement that serves `rate` requests a second, along
+    `point` (one): the fewest chips of all pools, of those the least power.
+
+    The rate is what the system finishes with every request in flight that its batch allows; the
+    limits on TTFT and TPOT hold then. Arguments as of `frontier`, and `headroom`, capacity beyond
+    the rate as a share of it. Chips are doubled until a system serves the rate, and then halved in
+    between.
+
+    Raises:
+        Infeasible: no system of at most `max_chips` (4,096 by default) serves it.
+    """
+    said = "a positive number of requests per second"
+    needed = question.real_number("rate", rate, 1e-12, 1e9, said) * (1.0 + headroom)
+    where, named = table(pools, base)
+    parsed = {n: parse_pool(p, n) if isinstance(p, str) else p for n, p in named.items()}
+    made = ask(model, parsed, where, batch=1, isl=isl, osl=osl, **options)
+    least = sum(p.tp * p.pp for p in parsed.values())
+    most = 4096 if max_chips is None else question.whole("max_chips", max_chips, least)
+
+    def serving(chips: int) -> tuple[Space, Choice, dict[str, np.ndarray], np.ndarray]:
+        space = _space(model, made, where, chips, batches, drafts, micro)
+        choices = enumerate_systems(space)
+        values = score(space, choices)
+        good = np.all(values["margins"] >= 0.0, axis=1)
+        return (
+            space,
+            choices,
+            values,
+            np.flatnonzero(good & (values["requests_per_second"] >= needed)),
+        )
+
+    low, high, found = least - 1, least, serving(least)
+    best = found[2]["requests_per_second"]
+    while not len(found[3]) and high < most:
+        low, high = high, min(2 * high, most)
+        found = serving(high)
+        best = found[2]["requests_per_second"]
+    if not len(found[3]):
+        good = np.all(found[2]["margins"] >= 0.0, axis=1)
+        reached = float(np.max(best[good])) if np.any(good) else 0.0
+        if not reached:
+            raise Infeasible(_why(found[0], found[2]))
+        raise Infeasible(
+            f"{most} chips serve {reached:.3g} requests a second within the limits, "
+            f"{needed:.3g} are asked for (with {headroom:.0%} headroom)"
+        )
+    while high - low > 1:
+        middle = (low + high) // 2
+        tried = serving(middle)
+        if len(tried[3]):
+            high, found = middle, tried
+        else:
+            low = middle
+    space, choices, values, rows = found
+    order = np.lexsort((values["power_w"][rows], values["chips"][rows]))
+    row = rows[order[:1]]
+    axes = ("tokens_per_second_user", "output_tokens_per_second_chip")
+    about = {"rate": float(rate), "headroom": headroom}
+    return _dataset(space, choices.take(row), {k: v[row] for k, v in values.items()}, axes, about)
+
+
+def _space(
+    model: ModelLike,
+    made: SystemAsked,
+    where: Placement,
+    max_chips: int,
+    batches: Sequence[int],
+    drafts: Sequence[int],
+    micro: Sequence[int],
+) -> Space:
+    network = made.asked.model
     names = tuple(made.pools)
     parts = [where.prefill, where.attention, where.ffn]
     if made.built.draft is not None:
@@ -527,7 +618,7 @@ def space(
             layouts.append(((pool.tp * pool.pp, pool.pp * pool.regions),))
             continue
         only_drafts = name not in parts[:3]
-        source = made.asked.model.model
+        source = network.model
         if only_drafts and made.draft_name:
             source = question.find_model(made.draft_name).model
         sizes = [d for d in question.degrees(source) if d <= most and d & (d - 1) == 0]
@@ -682,7 +773,7 @@ def beside(fronts: Mapping[str, xr.Dataset]) -> xr.Dataset:
     joined = xr.concat(kept, "point", join="override", combine_attrs="drop")
     axes = (first.attrs["x"], first.attrs["y"])
     signs = [1.0 if AXES[axis][1] else -1.0 for axis in axes]
-    x, y = (sign * joined[axis].to_numpy() for sign, axis in zip(signs, axes, strict=True))
+    x, y = (s * np.asarray(joined[axis]) for s, axis in zip(signs, axes, strict=True))
     about = {"long_name": "no system betters this point"}
     marked = joined.assign(on_front=("point", nondominated(x, y, _BOTH), about))
     return marked.assign_attrs(first.attrs)
@@ -709,8 +800,8 @@ def busiest(found: xr.Dataset, i: int) -> str:
     """Returns the pool or link of a point that works most of the time; "" of one pool."""
     if found.sizes["pool"] == 1:
         return ""
-    load = found["load"].values[i]
-    return str(found["station"].values[int(np.argmax(load))])
+    near = pressure(found["load"].values[i], found["decoding_share"].values[i])
+    return str(found["station"].values[int(np.argmax(near))])
 
 
 def best_at(found: xr.Dataset, x: float) -> float:

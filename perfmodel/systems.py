@@ -148,6 +148,34 @@ def link(bandwidth: float | None, latency: float | None) -> Link:
 
 
 @dataclasses.dataclass(frozen=True)
+class Scheduling:
+    """How a worker serves its requests.
+
+    Fields:
+        static: whether a batch is served as one: prompts first, and then tokens until the longest
+            output ends. Else requests come and go (continuous batching).
+        spread: standard deviation over mean of the output lengths of a static batch.
+        reserved: tokens set aside for every request, however long it gets; 0 are those of the
+            longest request; None where memory is given in pages as it is needed.
+    """
+
+    static: bool = False
+    spread: float = 0.0
+    reserved: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Classes:
+    """Several kinds of requests at once: names, and arrays over them as of `Load`."""
+
+    names: tuple[str, ...]
+    isl: Any
+    osl: Any
+    cached: Any
+    weight: Any
+
+
+@dataclasses.dataclass(frozen=True)
 class SystemAsked:
     """A checked system: its question, pools by name, and everything a program needs."""
 
@@ -157,6 +185,8 @@ class SystemAsked:
     built: System
     draft: Any
     draft_name: str
+    engine: Any
+    classes: Classes | None = None
 
 
 def ask(
@@ -183,9 +213,13 @@ def ask(
     pue: float | None = None,
     lifetime: float | None = None,
     routing: float | None = None,
+    classes: Classes | None = None,
+    scheduling: Scheduling | None = None,
 ) -> SystemAsked:
     """Returns a system, every part of it checked; see `serve` for the arguments."""
     network = question.find_model(model)
+    if classes is not None:
+        isl, osl, prefix_hit = _means(classes, int(network.model.max_context), network.name)
     parsed = {n: parse_pool(p, n) if isinstance(p, str) else p for n, p in pools.items()}
     if (draft is None) != (spec is None):
         raise InputError("draft: a draft model and its acceptance belong together")
@@ -224,9 +258,50 @@ def ask(
         where, made, links=links, micro=micro, streamed=float(streamed), speculation=spec
     )
     numbers = None if guess is None else question.numbers(guess.model)
+    load, engine_numbers = _scheduled(asked, classes, scheduling or Scheduling())
     return SystemAsked(
-        asked, where, parsed, question.numbers(built), numbers, "" if guess is None else guess.name
-    )
+        dataclasses.replace(asked, load=load), where, parsed, question.numbers(built), numbers,
+        "" if guess is None else guess.name, engine_numbers, classes,
+    )  # fmt: skip
+
+
+def _means(classes: Classes, longest: int, name: str) -> tuple[int, int, float]:
+    """Returns the mean lengths and hit share of several classes, checked."""
+    whole = np.asarray(classes.isl) + np.asarray(classes.osl)
+    if float(np.max(whole)) > longest:
+        which = classes.names[int(np.argmax(whole))]
+        raise InputError(
+            f"class {which}: {int(np.max(whole)):,} tokens exceed the longest context of {name}, "
+            f"{longest:,}"
+        )
+    weight = np.asarray(classes.weight)
+    isl, osl = (float(np.sum(weight * np.asarray(x))) for x in (classes.isl, classes.osl))
+    hit = float(np.sum(weight * np.asarray(classes.isl) * np.asarray(classes.cached))) / isl
+    return max(round(isl), 1), max(round(osl), 1), hit
+
+
+def _scheduled(asked: Question, classes: Classes | None, how: Scheduling) -> tuple[Any, Any]:
+    """Returns the load and the engine, as several classes and a way of scheduling have them."""
+    load, engine = asked.load, asked.engine.engine
+    if classes is not None:
+        load = dataclasses.replace(
+            load, isl=np.asarray(classes.isl, float), osl=np.asarray(classes.osl, float),
+            prefix_hit=np.asarray(classes.cached, float), weight=np.asarray(classes.weight, float),
+        )  # fmt: skip
+    if how.static:
+        spread = question.real_number("spread", how.spread, 0.0, 10.0, "a number from 0 to 10")
+        load = dataclasses.replace(load, in_step=1.0, spread=spread)
+        engine = dataclasses.replace(engine, exclusive=1.0)
+    elif how.spread:
+        raise InputError("spread: only a static batch waits for its longest output")
+    if how.reserved is not None:
+        needed = int(np.max(np.asarray(load.isl) + np.asarray(load.osl)))
+        tokens = question.whole("reserved", how.reserved, 0) or needed
+        if tokens < needed:
+            raise InputError(f"reserved: {tokens:,} tokens are less than a request has, {needed:,}")
+        # What is set aside is one page that holds any request.
+        engine = dataclasses.replace(engine, block=float(tokens))
+    return question.numbers(load), question.numbers(engine)
 
 
 def _pool(
@@ -280,9 +355,8 @@ def _options() -> Mapping[str, str]:
 
 def evaluate(made: SystemAsked) -> SystemEstimate:
     """Returns what a checked system achieves, as numbers of the host."""
-    asked = made.asked
-    engine, limits = question.numbers((asked.engine.engine, asked.limits))
-    values = (made.built, asked.network, asked.load, engine, limits, made.draft)
+    asked, limits = made.asked, question.numbers(made.asked.limits)
+    values = (made.built, asked.network, asked.load, made.engine, limits, made.draft)
     program = cache.stored("system", _evaluate, values, _options()) or _program()
     return SystemEstimate(**jax.device_get(program(*values)))
 
@@ -346,6 +420,20 @@ def _dollars(amount: Any) -> Any:
     return np.where(amount > 0.0, amount * 1e6, np.nan)
 
 
+def pressure(load: Any, decoding: Any) -> np.ndarray:
+    """Returns how near pools and links are to their limit, shape [..., stations].
+
+    A pool that decodes works all the time, however few its sequences; near its limit is one where
+    all requests that may run do decode.
+
+    Args: `load` by `STATIONS`; `decoding`, share of the running requests that decode.
+    """
+    parts = len(placement.PARTS)
+    full = np.array(load, dtype=float)
+    full[..., 1:parts] *= np.asarray(decoding)[..., None]
+    return full
+
+
 def binding(found: SystemEstimate, names: Sequence[str]) -> str:
     """Returns what limits a system: the margin missed by most, else memory where requests wait for
     it, else the busiest pool or link, with the largest part of TPOT where that is a decoding pool.
@@ -357,7 +445,7 @@ def binding(found: SystemEstimate, names: Sequence[str]) -> str:
             pool = names[int(np.argmin(found.memory_margin[: len(names)]))]
             return f"memory of {pool}"
         return which
-    busiest = int(np.argmax(found.load))
+    busiest = int(np.argmax(pressure(found.load, found.decoding / found.running)))
     if STATIONS[busiest] in _LINKS:
         return STATIONS[busiest]
     part = PARTS[int(np.argmax(found.parts))]
@@ -390,6 +478,8 @@ def serve(
         micro: micro-batches that take turns between pools of attention, FFN and draft.
         streamed: whether keys and values cross layer by layer while a prompt is computed.
         links: `perfmodel.placement.Links`; through the ports of the chips where left out.
+        classes: several kinds of requests at once, instead of `isl`, `osl` and `prefix_hit`.
+        scheduling: static batches, or memory reserved for the longest request.
 
     >>> found = serve("llama-3.3-70b", {"prefill": "h100:tp=4,weights=fp8", "decode":
     ...     "h200:tp=4,weights=fp8"}, batch=32, isl=4000, osl=1000)
@@ -430,6 +520,8 @@ def dataset(made: SystemAsked, found: SystemEstimate, batch: float) -> xr.Datase
         "constraint", np.asarray(found.margins, dtype=float),
         {"units": "1", "long_name": "how far a constraint is from being missed, relative"},
     )  # fmt: skip
+    if made.classes is not None:
+        variables |= _by_class(made.classes, found, runs)
     variables["feasible"] = ((), bool(found.feasible), {"units": "1"})
     variables["binding"] = ((), binding(found, by_part), {"units": "1"})
     does = [
@@ -447,10 +539,47 @@ def dataset(made: SystemAsked, found: SystemEstimate, batch: float) -> xr.Datase
         "part": list(PARTS),
         "constraint": list(MARGINS),
     }
-    attributes = made.asked.attributes("perfmodel.serve") | {"batch": float(batch)}
+    if made.classes is not None:
+        coords["class"] = list(made.classes.names)
+    plain = dataclasses.replace(made.asked, load=_mean_load(made.asked.load))
+    attributes = plain.attributes("perfmodel.serve") | {"batch": float(batch)}
     if made.draft_name:
         attributes |= {"draft": made.draft_name}
     return xr.Dataset(variables, coords).assign_attrs(attributes | results.stamp())
+
+
+def _mean_load(load: Any) -> Any:
+    """Returns a load of the mean lengths, for what is said of it."""
+    if load.weight is None:
+        return load
+    isl, osl = float(load.input), float(load.output)
+    hit = float(load.mean(load.isl * load.prefix_hit)) / isl
+    return dataclasses.replace(load, isl=isl, osl=osl, prefix_hit=hit, weight=None)
+
+
+def _by_class(classes: Classes, found: SystemEstimate, runs: Any) -> dict[str, Any]:
+    """Returns what each class sees: all wait alike, and then compute their own prompt.
+
+    A prompt's own time is taken as the mean prompt's by its tokens to compute.
+    """
+    isl, osl, cached, weight = (
+        np.asarray(x, float) for x in (classes.isl, classes.osl, classes.cached, classes.weight)
+    )
+    new = np.maximum(isl * (1.0 - cached), 1.0)
+    own = (new / np.sum(weight * new) - 1.0) * float(found.prefill_time)
+    ttft = float(found.ttft) + own
+    e2e = ttft + np.maximum(osl - 1.0, 0.0) * float(found.tpot)
+    columns = (
+        ("class_isl", "token", "prompt tokens", isl),
+        ("class_osl", "token", "output tokens", osl),
+        ("class_share", "1", "share of the requests", weight),
+        ("class_prefix_hit", "1", "share of the prompt that is cached", cached),
+        ("class_ttft_s", "s", "time to first token", np.where(runs, ttft, np.nan)),
+        ("class_e2e_s", "s", "request latency, end to end", np.where(runs, e2e, np.nan)),
+        ("class_tokens_per_second_user_e2e", "token/s", "output tokens over the whole request",
+         np.where(runs, osl / e2e, np.nan)),
+    )  # fmt: skip
+    return {n: ("class", v, {"units": u, "long_name": w}) for n, u, w, v in columns}
 
 
 def _plan_words(pool: PoolAsked) -> str:

@@ -106,6 +106,24 @@ def test_ownership_and_axes_on_the_command_line(capsys):
     assert "nearest: list" in fails(capsys, 2, *DESIGN, "--ownership", "lst")
 
 
+def test_estimate_exports_commands(capsys, tmp_path):
+    asked = [*DESIGN, "--prefix-hit", "0.256", "--export"]
+    found = json.loads(run(capsys, *asked, "sglang", "--json")[1])["export"]
+    assert (found["engine"], list(found["scripts"])) == ("sglang", ["serve.sh", "bench.sh"])
+    assert "--gsp-system-prompt-len 1024" in found["scripts"]["bench.sh"]
+    status, out, _ = run(capsys, *asked, "vllm")
+    assert status == 0 and "TTFT" in out
+    assert "# perfmodel estimate llama-3.3-70b h100 --tp 8 --batch 4" in out
+    assert "\n  --max-num-seqs 4 \\\n" in out and "--random-prefix-len 1024 " in out
+    status, out, _ = run(capsys, *asked, "trtllm", "--out", str(tmp_path / "run"))
+    assert status == 0 and f"wrote {tmp_path / 'run' / 'serve.sh'}" in out
+    assert "trtllm-serve" in (tmp_path / "run" / "serve.sh").read_text()
+    assert "makes no int8" in fails(capsys, 2, *asked, "vllm", "--weights", "int8")
+    # What cannot run is not exported, and says what helps as before.
+    status, out, err = run(capsys, "estimate", MODEL, CHIP, "--export", "vllm", "--json")
+    assert status == 3 and "export" not in json.loads(out) and "TP" in err
+
+
 def test_infeasible_is_3_with_what_helps(capsys):
     status, out, err = run(capsys, "estimate", MODEL, CHIP, "--json")
     found = json.loads(out)
@@ -257,6 +275,13 @@ BAD = {
     "truncated JSON": (["estimate", "{tmp}/truncated.json", CHIP], "not valid JSON"),
     "binary file": (["estimate", "{tmp}/binary.json", CHIP], "not UTF-8"),
     "folder as a chip": (["estimate", MODEL, "{tmp}/"], "not a regular file"),
+    "images without a tower": (["frontier", MODEL, "--chip", CHIP, "--images", "1"],
+                               "has no image encoder in its config.json (nearest: 0)"),
+    "more images than prompt": (["size", "kimi-k2.5", "--rate", "1", "--images", "4"],
+                                "4 × 1,024 tokens exceed the 4,000 prompt tokens"),
+    "routing without experts": (["frontier", MODEL, "--chip", CHIP, "--routing", "power:1.2"],
+                                "has no experts to route to"),
+    "not a routing": (["size", MODEL, "--rate", "1", "--routing", "1.2"], "nearest: power:1.2"),
     "negative batch": (["estimate", MODEL, CHIP, "--batch", "-1"], "at least 1"),
     "uneven tp": (["estimate", MODEL, CHIP, "--tp", "3"], "nearest: 4"),
     "no prompt": (["estimate", MODEL, CHIP, "--isl", "0"], "at least 1"),
@@ -283,7 +308,7 @@ BAD = {
     "unknown command": (["fronteir"], "frontier"),
     "unknown study": (["study", "fronteir"], "frontier"),
     "missing argument": (["estimate", MODEL], "CHIP"),
-    "too many arguments": (["chips", "h100", "h200"], "h200"),
+    "too many arguments": (["models", "llama-3.1-8b", "llama-3.3-70b"], "llama-3.3-70b"),
 }  # fmt: skip
 
 

@@ -67,13 +67,13 @@ def test_attention_and_experts():
 
 
 def test_faulty_rows_say_why():
-    rows = pd.DataFrame({"system": ["h100_sxm", "b60", "h100_sxm", "h100_sxm", "h100_sxm"],
+    rows = pd.DataFrame({"system": ["h100_sxm", "b61", "h100_sxm", "h100_sxm", "h100_sxm"],
                          "gemm_dtype": ["bfloat16", "bfloat16", "fp7", "nvfp4", "fp8"],
                          "m": [1, 1, 1, 1, "x"], "n": 64, "k": 64})  # fmt: skip
     status = predict_kernels(rows).frame["status"]
     assert status[0] == "ok"
     for place, words in enumerate(
-        ["unknown chip 'b60'", "unknown format 'fp7'", "no fp4 kernel", "m is not a number: 'x'"], 1
+        ["unknown chip 'b61'", "unknown format 'fp7'", "no fp4 kernel", "m is not a number: 'x'"], 1
     ):
         assert words in status[place]
 

@@ -218,6 +218,12 @@ def test_routing_is_asked_for_by_name() -> None:
     skewed = perfmodel.estimate("qwen3-30b-a3b", "h200", **options, routing=1.2)
     assert skewed.attrs["routing"] == "power law, exponent 1.2"
     assert "routing=1.2" in skewed.attrs["call"] and bool(skewed.feasible)
+    few = dict(precisions=["bf16"], batches=[64], chunks=[2048], isl=1000, osl=100)
+    front = perfmodel.frontier("qwen3-30b-a3b", ["h200"], max_chips=8, **few, routing=1.2)
+    sized = perfmodel.size("qwen3-30b-a3b", ["h200"], rate=1.0, max_chips=8, **few, routing=1.2)
+    for found in (front, sized):
+        assert found.attrs["routing"] == "power law, exponent 1.2"
+        assert "routing=1.2" in found.attrs["call"]
     asked = dict(
         prefix_hit=0.0, engine="neutral", slo_ttft=None, slo_tpot=None, price=None, isl=10, osl=10
     )

@@ -73,7 +73,7 @@ def test_an_estimate_and_a_row_say_the_same():
         ({"model": "./config.json"}, "is a path"),
         ({"chip": "h999"}, "unknown chip 'h999'"),
         ({"chip": "../x.toml"}, "is a path"),
-        ({"engine": "vlm"}, "unknown engine 'vlm' (nearest: vllm)"),
+        ({"engine": "vlm"}, "unknown engine 'vlm' (nearest: vllm"),
         ({"precision": "fp9"}, "unknown number format 'fp9'"),
         ({"precision": "mxfp4/mxfp4/bf16"}, "h200_sxm has no fp4 kernel"),
         ({"concurrency": ""}, "no concurrency"),
@@ -85,7 +85,7 @@ def test_an_estimate_and_a_row_say_the_same():
         ({"isl": 1000000}, "exceed the longest context of llama-3.1-70b, 131,072"),
         ({"tp": 1, "precision": "bf16"}, "does not fit: memory ("),
         ({"mode": "disagg"}, "disaggregated without worker counts"),
-        ({"mode": "disagg", "prefill_workers": 1, "decode_workers": 2}, "disaggregated: not"),
+        ({"mode": "disagg", "prefill_workers": 1}, "worker counts (decode_workers or decode_gpus)"),
         ({"mode": "other"}, "unknown mode 'other'"),
         ({"attention_dp": 2, "tp": 4}, "experts"),
     ],
@@ -191,6 +191,49 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     capsys.readouterr()
     assert cli.main(["predict", str(out)]) == 2
     assert "no column tp or tp_size" in capsys.readouterr().err
+
+
+def test_rows_name_networks_of_your_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    sizes = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
+             "num_key_value_heads": 8, "vocab_size": 128256, "intermediate_size": 14336,
+             "max_position_embeddings": 131072}  # fmt: skip
+    (tmp_path / "odd-8b").mkdir()
+    odd = tmp_path / "odd-8b" / "config.json"
+    odd.write_text(json.dumps({"model_type": "odd", "num_experts": 8, **sizes}))
+    runs, out = tmp_path / "runs.csv", tmp_path / "out.csv"
+    frame = pd.DataFrame([ROW | {"model": name, "tp": 1} for name in ("odd-8b", "llama-3.1-8b")])
+    frame.to_csv(runs, index=False)
+    plain = ["predict", str(runs), "--out", str(out), "--json"]
+    # Files are opened where they are named on the command line, never because a row names them.
+    assert cli.main(plain) == 0
+    assert json.loads(capsys.readouterr().out)["predicted"] == 1
+    assert cli.main([*plain, "--model", str(odd)]) == 2
+    assert "model_type 'odd' is not understood" in capsys.readouterr().err
+    assert cli.main([*plain, "--model", str(odd.parent), "--assume-dense"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert "as asked: ignored are num_experts" in told["notes"][0]
+    # The sizes are those of Llama 3.1 8B.
+    found = pd.read_csv(out)["predicted_tpot_ms"]
+    assert told["predicted"] == 2 and found[0] == found[1] > 0
+    assert cli.main([*plain, "--assume-dense"]) == 2
+    frame[1:].to_csv(runs, index=False)
+    assert cli.main([*plain, "--model", str(odd), "--assume-dense"]) == 2
+    assert "no row names 'odd-8b'" in capsys.readouterr().err
+
+
+def test_routing_is_of_mixtures_alone():
+    rows = [ROW, ROW | {"model": "qwen3-30b-a3b", "ep": 4, "concurrency": 64}]
+    even = perfmodel.predict(pd.DataFrame(rows))
+    skewed = prediction.predict_all(pd.DataFrame(rows), routing=1.2)
+    ratio = (skewed.frame["predicted_tpot_ms"] / even["predicted_tpot_ms"]).to_list()
+    # Fewer experts are read.
+    assert ratio[0] == 1.0 and 0.5 < ratio[1] < 1.0
+    one = perfmodel.estimate(
+        "qwen3-30b-a3b", "h200", tp=4, ep=4, batch=64, isl=1024, osl=1024, routing=1.2
+    )
+    assert skewed.frame["predicted_tpot_ms"][1] == pytest.approx(float(one.tpot_s) * 1e3, rel=1e-5)
+    assert skewed.notes == ("routing: power law, exponent 1.2, of mixtures",)
+    assert cli.main(["predict", "--operators", "x.csv", "--routing", "power:1.2"]) == 2
 
 
 # ---- What engines add ----

@@ -152,7 +152,7 @@ def test_two_ranks_share_out_latent_experts(norm: int) -> None:
                 parts, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable),
             )  # fmt: skip
             rank = nnx.merge(graph, held)
-            rows.append(rank._experts(x @ rank.into[...], *rank.route(x)))
+            rows.append(rank.experts(x @ rank.into[...], *rank.route(x)))
             beside.append(rank.shared.partial(x))
         summed = jax.vmap(lambda y, z: nnx.merge(graph, state)._summed(y, z, AXIS), axis_name=AXIS)(
             jnp.stack(rows), jnp.stack(beside)

@@ -12,12 +12,21 @@ from hypothesis import given, settings
 from perfmodel.chips import load_chip
 from perfmodel.formats import precision
 from perfmodel.machine import Machine
+from perfmodel.models.attention import GroupedQueryAttention
 from perfmodel.models.catalogue import load_model
 from perfmodel.models.transformer import head_operators, layer_operators
 from perfmodel.operators import total
 from perfmodel.plan import Engine, Limits, Load, Plan
-from perfmodel.relax import traced
-from perfmodel.serving import MARGINS, PARTS, Estimate, closed_queue, estimate, split_prompt
+from perfmodel.relax import as_real, traced
+from perfmodel.serving import (
+    MARGINS,
+    PARTS,
+    Estimate,
+    closed_queue,
+    estimate,
+    passes,
+    split_prompt,
+)
 from perfmodel.step import Shard, Step
 
 ENGINE = Engine(0.9, 2e9, 16, 0.6e-3, 15e-6, 0.0, 0.5)
@@ -186,6 +195,23 @@ def test_chunks_conserve_tokens_and_pairs():
         assert float(prefill.chunks) == np.ceil(new / chunk - 1e-6)
         assert float(prefill.chunks * prefill.chunk.tokens) == pytest.approx(new, rel=1e-5)
         assert float(prefill.chunks * prefill.chunk.pairs) == pytest.approx(pairs, rel=1e-4)
+
+
+@pytest.mark.parametrize("isl", [4000, 300])
+def test_a_step_keeps_the_mask_of_its_prompts(isl: int):
+    # A query sees itself and at most 1,023 keys before it, whatever chunk it is in.
+    load, plan = traced((Load(isl, 10, 0.25), Plan(1, 1, 8, 512)))
+    prefill = split_prompt(load, plan)
+    found = passes(load, plan, prefill, as_real(8.0), traced(ENGINE))
+    assert found.mixed.chunk is not None
+    (windowed,) = (
+        body
+        for body in (block.body for block in load_model("gemma-3-27b").model.attention)
+        if isinstance(body, GroupedQueryAttention) and body.window is not None
+    )
+    pairs, _ = windowed.chunk_keys(found.mixed.chunk)
+    exact = sum(min(at, 1024) for at in range(isl // 4 + 1, isl + 1))
+    assert float(pairs * prefill.chunks) == pytest.approx(exact, rel=1e-4)
 
 
 def test_memory_of_a_70b_by_hand():

@@ -105,6 +105,14 @@ def test_views_masks_and_scalars_cost_nothing() -> None:
     assert [(op.reads, op.writes) for op in found.operators] == [(16 + 8, 16)]
 
 
+def test_stacks_are_moved_and_taken_apart_in_place() -> None:
+    found = trace(lambda x, y: jnp.stack([x, y], 1), f32(8, 4), f32(8, 4))
+    assert [(op.reads, op.writes, op.operations) for op in found.operators] == [(64, 64, 0)]
+    found = trace(lambda x: jnp.sin(jnp.unstack(x)[0]), f32(2, 8))
+    assert [(op.reads, op.writes) for op in found.operators] == [(8, 8)]
+    assert found.unknown == ()
+
+
 def test_scan_counts_its_length() -> None:
     def stack(weights, x):
         return jax.lax.scan(lambda c, w: (jax.nn.relu(c @ w), None), x, weights)[0]

@@ -7,7 +7,9 @@ rotary bases, scales of logits) is one common choice, so published weights do no
 """
 
 from perfmodel.models.networks.attention import SelfAttention as SelfAttention
+from perfmodel.models.networks.block_sparse import BlockSelfAttention as BlockSelfAttention
 from perfmodel.models.networks.cache import Cache as Cache
+from perfmodel.models.networks.compressed import CompressedSelfAttention as CompressedSelfAttention
 from perfmodel.models.networks.latent import LatentSelfAttention as LatentSelfAttention
 from perfmodel.models.networks.mixture import Mixture as Mixture
 from perfmodel.models.networks.mlp import FeedForward as FeedForward

@@ -50,6 +50,25 @@ def visible(
     return mask & near
 
 
+def softmax(
+    scores: Float[Array, "*rows keys"], sinks: Float[Array, "*rows one"] | None
+) -> Float[Array, "*rows keys"]:
+    """Returns the softmax over keys; a sink is a learned logit that takes a share and adds nothing.
+
+    >>> softmax(jnp.zeros((1, 3)), jnp.zeros((1, 1))).tolist()
+    [[0.25, 0.25, 0.25]]
+    """
+    highest = jnp.max(scores, -1, keepdims=True)
+    if sinks is not None:
+        sinks = sinks.astype(jnp.float32)
+        highest = jnp.maximum(highest, sinks)
+    shares = jnp.exp(scores - lax.stop_gradient(highest))
+    whole_sum = jnp.sum(shares, -1, keepdims=True)
+    if sinks is not None:
+        whole_sum = whole_sum + jnp.exp(sinks - highest)
+    return shares / whole_sum
+
+
 class SelfAttention(nnx.Module):
     """Self-attention: products of query, key and value, norms, rotation, scores, output product.
 
@@ -62,7 +81,7 @@ class SelfAttention(nnx.Module):
         self, body: GroupedQueryAttention, hidden: int, rotary: bool, weights: Weights
     ) -> None:
         heads, kv_heads = whole(body.heads, "heads"), whole(body.kv_heads, "kv_heads")
-        width = whole(body.head_dim, "head_dim")
+        width, value = whole(body.head_dim, "head_dim"), whole(body.value_width, "v_width")
         if heads % kv_heads:
             raise InputError(f"network: {heads} heads are no multiple of {kv_heads} kv_heads")
         if rotary and width % 2:
@@ -71,18 +90,21 @@ class SelfAttention(nnx.Module):
         self.span: Span = body.span
         self.rotary = rotary
         self.query = weights.matrix(hidden, heads, width, inner=hidden, split=1)
-        self.key = weights.matrix(hidden, kv_heads, width, inner=hidden, split=1)
-        self.value = weights.matrix(hidden, kv_heads, width, inner=hidden, split=1)
-        self.output = weights.matrix(heads, width, hidden, inner=heads * width, split=0)
-        biased = bool(body.qkv_bias)
+        # Keys and values may be an earlier layer's, and values may be keys before their place.
+        keyed, valued, biased = body.cached != "earlier", body.cached == "own", bool(body.qkv_bias)
+        self.key = weights.matrix(hidden, kv_heads, width, inner=hidden, split=1) if keyed else None
+        self.value = (
+            weights.matrix(hidden, kv_heads, value, inner=hidden, split=1) if valued else None
+        )
+        self.output = weights.matrix(heads, value, hidden, inner=heads * value, split=0)
         self.query_bias = weights.vector(heads, width, split=0) if biased else None
-        self.key_bias = weights.vector(kv_heads, width, split=0) if biased else None
-        self.value_bias = weights.vector(kv_heads, width, split=0) if biased else None
+        self.key_bias = weights.vector(kv_heads, width, split=0) if biased and keyed else None
+        self.value_bias = weights.vector(kv_heads, value, split=0) if biased and valued else None
         self.output_bias = weights.vector(hidden) if body.output_bias else None
         self.sinks = weights.vector(heads, split=0) if body.sinks else None
-        gates = width if body.gate_width is None else whole(body.gate_width, "gate_width")
-        if gates not in (1, width):
-            raise InputError(f"network: gate_width must be 1 or {width}, not {gates}")
+        gates = value if body.gate_width is None else whole(body.gate_width, "gate_width")
+        if gates not in (1, value):
+            raise InputError(f"network: gate_width must be 1 or {value}, not {gates}")
         gated = body.gate_width is not None
         self.gate = weights.matrix(hidden, heads, gates, inner=hidden, split=1) if gated else None
         self._norms(body, heads, kv_heads, width, weights)
@@ -92,17 +114,19 @@ class SelfAttention(nnx.Module):
     ) -> None:
         """Norms of query and key: of each head with a head's weights or none, or of all heads."""
         elements = whole(body.qk_weights, "qk_weights", 0)
-        per_layer = (heads + kv_heads) * width
-        if elements not in (0, 2 * width, per_layer):
+        keyed = self.key is not None
+        per_head = (1 + keyed) * width
+        per_layer = (heads + keyed * kv_heads) * width
+        if elements not in (0, per_head, per_layer):
             raise InputError(
-                f"network: qk_weights {elements} fits no norm (0, {2 * width} or {per_layer})"
+                f"network: qk_weights {elements} fits no norm (0, {per_head} or {per_layer})"
             )
         self.normed = bool(body.qk_norm)
         self.jointly = elements == per_layer
         split = 0 if self.jointly else None
         shapes = ((heads, width), (kv_heads, width)) if self.jointly else ((width,), (width,))
         self.query_norm = weights.scales(*shapes[0], split=split) if elements else None
-        self.key_norm = weights.scales(*shapes[1], split=split) if elements else None
+        self.key_norm = weights.scales(*shapes[1], split=split) if elements and keyed else None
 
     def _project(
         self, x: Array, matrix: nnx.Param, bias: nnx.Param | None
@@ -121,10 +145,13 @@ class SelfAttention(nnx.Module):
 
     def empty_cache(self, batch: int, capacity: int, part: int) -> LayerCache:
         """Returns room for `capacity` tokens; with a window, for it and a part of `part` tokens."""
-        _, kv_heads, width = self.key.shape
+        assert self.key is not None
         kept = capacity if self.window is None else min(capacity, self.window + part - 1)
-        shape, kind = (batch, kept, kv_heads, width), self.key.dtype
-        return LayerCache(jnp.zeros(shape, kind), jnp.zeros(shape, kind), self.window, capacity)
+        keys, values = (
+            jnp.zeros((batch, kept, *matrix.shape[1:]), matrix.dtype)
+            for matrix in (self.key, self.key if self.value is None else self.value)
+        )
+        return LayerCache(keys, values, self.window, capacity)
 
     def __call__(
         self,
@@ -132,48 +159,78 @@ class SelfAttention(nnx.Module):
         start: Int[Array, ""],
         cache: LayerCache | None = None,
         axis: str | None = None,
-    ) -> tuple[Float[Array, "batch tokens hidden"], LayerCache | None]:
+    ) -> tuple[Float[Array, "batch tokens hidden"], LayerCache]:
         """Returns the layer's result for tokens from place `start` on, and the cache with them.
 
-        Without a cache they see each other alone. `axis` is the mesh axis that heads are split
-        over.
+        Without a cache they are the first and see each other alone; the cache then is of them. A
+        layer without keys reads the cache that an earlier layer has written them to. `axis` is the
+        mesh axis that heads are split over.
         """
+        y, cache = self.partial(x, start, cache, axis)
+        y = sum_ranks(y, axis)
+        return (y if self.output_bias is None else y + self.output_bias[...]), cache
+
+    def partial(
+        self, x: Array, start: Int[Array, ""], cache: LayerCache | None, axis: str | None
+    ) -> tuple[Float[Array, "batch tokens hidden"], LayerCache]:
+        """Returns what one rank's heads add, without the last bias, and the cache."""
+        query, cache = self.projected(x, start, cache, axis)
+        places = start + jnp.arange(x.shape[1])
+        mask = visible(places, cache.places(start + x.shape[1]), self.span, self.window)
+        return self.results(x, self._attend(query, cache.keys, cache.values, mask)), cache
+
+    def results(
+        self, x: Array, heads: Float[Array, "batch tokens heads value"]
+    ) -> Float[Array, "batch tokens hidden"]:
+        """Returns the output product of one rank's heads, weighed by the gate of x."""
+        if self.gate is not None:
+            heads = heads * jax.nn.sigmoid(self._project(x, self.gate, None))
+        return jnp.einsum("bthd,hdm->btm", heads, self.output[...])
+
+    def projected(
+        self, x: Array, start: Int[Array, ""], cache: LayerCache | None, axis: str | None
+    ) -> tuple[Float[Array, "batch tokens heads width"], LayerCache]:
+        """Returns the queries of new tokens, and the cache with their keys and values."""
         places = start + jnp.arange(x.shape[1])
         query = self._place(
             self._project(x, self.query, self.query_bias), self.query_norm, places, axis
         )
-        keys = self._place(self._project(x, self.key, self.key_bias), self.key_norm, places, axis)
-        values = self._project(x, self.value, self.value_bias)
-        seen = places
-        if cache is not None:
-            cache = cache.write(keys, values, start)
-            keys, values = cache.keys, cache.values
-            seen = cache.places(start + x.shape[1])
-        mask = visible(places, seen, self.span, self.window)
-        heads = self._attend(query, keys, values, mask)
-        if self.gate is not None:
-            heads = heads * jax.nn.sigmoid(self._project(x, self.gate, None))
-        y = sum_ranks(jnp.einsum("bthd,hdm->btm", heads, self.output[...]), axis)
-        return (y if self.output_bias is None else y + self.output_bias[...]), cache
+        if self.key is None:
+            assert cache is not None
+            return query, cache
+        return query, self._written(x, places, start, cache, axis)
+
+    def _written(
+        self,
+        x: Array,
+        places: Array,
+        start: Int[Array, ""],
+        cache: LayerCache | None,
+        axis: str | None,
+    ) -> LayerCache:
+        """Returns the cache with keys and values of new tokens."""
+        assert self.key is not None
+        plain = self._project(x, self.key, self.key_bias)
+        values = plain if self.value is None else self._project(x, self.value, self.value_bias)
+        keys = self._place(plain, self.key_norm, places, axis)
+        if cache is None:
+            return LayerCache(keys, values, self.window, x.shape[1])
+        return cache.write(keys, values, start)
 
     def _attend(
         self, query: Array, keys: Array, values: Array, mask: Bool[Array, "tokens keys"]
-    ) -> Float[Array, "batch tokens heads width"]:
+    ) -> Float[Array, "batch tokens heads value"]:
         batch, tokens, heads, width = query.shape
         kv_heads = keys.shape[2]
         grouped = query.reshape(batch, tokens, kv_heads, heads // kv_heads, width)
         scores = jnp.einsum("btkgd,bskd->bkgts", grouped, keys, preferred_element_type=jnp.float32)
-        scores = jnp.where(mask, scores * width**-0.5, -jnp.inf)
-        highest = jnp.max(scores, -1, keepdims=True)
-        sink = None
-        if self.sinks is not None:
-            # A learned logit that keys compete with: it takes a share and adds nothing.
-            sink = self.sinks[...].astype(jnp.float32).reshape(kv_heads, -1, 1, 1)
-            highest = jnp.maximum(highest, sink)
-        shares = jnp.exp(scores - lax.stop_gradient(highest))
-        whole_sum = jnp.sum(shares, -1, keepdims=True)
-        if sink is not None:
-            whole_sum = whole_sum + jnp.exp(sink - highest)
-        shares = (shares / whole_sum).astype(values.dtype)
+        shares = self.shares(scores * width**-0.5, mask).astype(values.dtype)
         mixed = jnp.einsum("bkgts,bskd->btkgd", shares, values)
-        return mixed.reshape(batch, tokens, heads, width)
+        return mixed.reshape(batch, tokens, heads, values.shape[-1])
+
+    def shares(
+        self, scores: Float[Array, "batch kv_heads group tokens keys"], mask: Bool[Array, "..."]
+    ) -> Float[Array, "batch kv_heads group tokens keys"]:
+        """Returns the softmax over the keys under a mask, and a sink where there is one."""
+        sinks = None if self.sinks is None else self.sinks[...].reshape(scores.shape[1], -1, 1, 1)
+        return softmax(jnp.where(mask, scores, -jnp.inf), sinks)

@@ -5,10 +5,28 @@ from collections.abc import Sequence
 
 import equinox as eqx
 import jax.numpy as jnp
-from jax import Array
-from jaxtyping import Float, Int
+from jax import Array, lax
+from jaxtyping import Bool, Float, Int
 
 from perfmodel.errors import InputError
+
+
+def write_from(held: Array, new: Array, start: Int[Array, ""]) -> Array:
+    """Returns what is held, [batch, slots, ...], with new tokens from place `start` on."""
+    return lax.dynamic_update_slice_in_dim(held, new.astype(held.dtype), start, 1)
+
+
+def check_room(new: int, slots: int, window: int | None, capacity: int) -> None:
+    """Raises where new tokens overwrite vectors that the first of them still see."""
+    room = slots if slots == capacity or window is None else slots - window + 1
+    if new > room:
+        raise InputError(f"cache: has room for {room} tokens at once, not {new}")
+
+
+def slot_places(slots: int, end: Int[Array, ""]) -> Int[Array, " slots"]:
+    """Returns which token each slot holds once `end` are written; negative where none."""
+    last = end - 1
+    return last - (last - jnp.arange(slots)) % slots
 
 
 class LayerCache(eqx.Module):
@@ -34,10 +52,7 @@ class LayerCache(eqx.Module):
         first of them still see: an `InputError`.
         """
         new = keys.shape[1]
-        whole = self.slots == self.capacity or self.window is None
-        room = self.slots if whole else self.slots - (self.window or 0) + 1
-        if new > room:
-            raise InputError(f"cache: has room for {room} tokens at once, not {new}")
+        check_room(new, self.slots, self.window, self.capacity)
         at = (start + jnp.arange(new)) % self.slots
         return LayerCache(
             self.keys.at[:, at].set(keys),
@@ -48,19 +63,62 @@ class LayerCache(eqx.Module):
 
     def places(self, end: Int[Array, ""]) -> Int[Array, " slots"]:
         """Returns which token each slot holds once `end` are written; negative where none."""
-        last = end - 1
-        return last - (last - jnp.arange(self.slots)) % self.slots
+        return slot_places(self.slots, end)
+
+
+class BlockCache(eqx.Module):
+    """Keys and values of a layer that sees chosen blocks, and the keys of its indexer.
+
+    Ranks share out the former by kv heads; index keys are on every rank.
+    """
+
+    layer: LayerCache
+    index: Float[Array, "batch slots width"]
+
+
+class Entries(eqx.Module):
+    """Entries of groups of tokens, and what their compressor holds of the last tokens.
+
+    Values and weights are in 32 bits, those of token p in place p mod `held`.
+    """
+
+    entries: Float[Array, "batch entries width"]
+    values: Float[Array, "batch held columns"]
+    weights: Float[Array, "batch held columns"]
+
+
+class CompressedCache(eqx.Module):
+    """Vectors of a window, token p in slot p mod slots, and entries: whole on every rank.
+
+    `keys` are the smaller entries that an indexer scores.
+    """
+
+    near: Float[Array, "batch slots width"]
+    entries: Entries | None
+    keys: Entries | None
+    window: int = eqx.field(static=True)
+    capacity: int = eqx.field(static=True)
 
 
 class LatentCache(eqx.Module):
     """Latent vectors with their rotary keys, token p in slot p, whole on every rank.
 
-    Beside them the keys of an indexer, in 8 bits with one 32-bit scale per block of 128.
+    Beside them the keys of an indexer, in 8 bits with one 32-bit scale per block of 128. Within a
+    step, and no longer, the choice that later layers take over: slots of the best keys of each new
+    token, and which of them it sees. No latents where a network runs without a cache.
     """
 
-    latents: Float[Array, "batch slots width"]
+    latents: Float[Array, "batch slots width"] | None
     keys: Float[Array, "batch slots blocks block"] | None = None
     scales: Float[Array, "batch slots blocks"] | None = None
+    choice: tuple[Int[Array, "batch tokens chosen"], Bool[Array, "batch tokens chosen"]] | None = (
+        None
+    )
+
+    def chosen_by(self, other: "LatentCache | None") -> "LatentCache":
+        """Returns the cache with another layer's choice; with none where there is no other."""
+        choice = None if other is None else other.choice
+        return LatentCache(self.latents, self.keys, self.scales, choice)
 
 
 class StateCache(eqx.Module):
@@ -82,5 +140,5 @@ class Cache(eqx.Module):
     """
 
     tokens: Int[Array, ""]
-    layers: Sequence[LayerCache | LatentCache | StateCache]
+    layers: Sequence[LayerCache | LatentCache | BlockCache | CompressedCache | StateCache]
     capacity: int = eqx.field(static=True)

@@ -14,16 +14,12 @@ from jaxtyping import Bool, Float, Int
 from perfmodel.errors import InputError
 from perfmodel.models.mla import Indexer, LatentAttention
 from perfmodel.models.networks.attention import rotate, visible
-from perfmodel.models.networks.cache import LatentCache
+from perfmodel.models.networks.cache import LatentCache, write_from
 from perfmodel.models.networks.norms import Norm, rms_norm
 from perfmodel.models.networks.weights import Weights, sum_ranks, whole
 
 _BLOCK = 128
 _FP8 = jnp.float8_e4m3fn
-
-
-def _write(held: Array, new: Array, start: Int[Array, ""]) -> Array:
-    return lax.dynamic_update_slice_in_dim(held, new.astype(held.dtype), start, 1)
 
 
 def quantise(x: Float[Array, "... width"]) -> tuple[Array, Float[Array, "... blocks"]]:
@@ -111,6 +107,7 @@ class LatentSelfAttention(nnx.Module):
         self.output = weights.matrix(heads, value, hidden, inner=heads * value, split=0)
         gated = body.gated
         self.gate = weights.matrix(hidden, heads, value, inner=hidden, split=1) if gated else None
+        self.chooses = body.top_k is not None
         self.index = (
             None if body.index is None else Choice(body.index, hidden, inner, self.rope, weights)
         )
@@ -132,11 +129,11 @@ class LatentSelfAttention(nnx.Module):
         start: Int[Array, ""],
         cache: LatentCache | None = None,
         axis: str | None = None,
-    ) -> tuple[Float[Array, "batch tokens hidden"], LatentCache | None]:
+    ) -> tuple[Float[Array, "batch tokens hidden"], LatentCache]:
         """Returns the layer's result for tokens from place `start` on, and the cache with them.
 
-        Without a cache they see each other alone. `axis` is the mesh axis that heads are split
-        over.
+        Without a cache they see each other alone. A layer that takes over the choice of an earlier
+        one finds it there. `axis` is the mesh axis that heads are split over.
         """
         places = start + jnp.arange(x.shape[1])
         inner = x
@@ -148,21 +145,28 @@ class LatentSelfAttention(nnx.Module):
         query = jnp.concatenate([query[..., : self.nope], turned], -1)
         latents = self._latents(x, places)
         keys = None if self.index is None else self.index.keys(x, places)
-        if cache is not None:
-            latents = _write(cache.latents, latents, start)
+        cached = cache is not None and cache.latents is not None
+        if cache is not None and cache.latents is not None:
+            latents = write_from(cache.latents, latents, start)
             if keys is not None:
                 assert cache.keys is not None and cache.scales is not None
-                keys = (_write(cache.keys, keys[0], start), _write(cache.scales, keys[1], start))
-        held = None if cache is None else LatentCache(latents, *(keys or ()))
+                keys = (
+                    write_from(cache.keys, keys[0], start),
+                    write_from(cache.scales, keys[1], start),
+                )
+        choice = None if cache is None else cache.choice
         if self.index is not None and keys is not None:
-            chosen, seen = self.index(x, inner, places, *keys)
-            mixed = self.absorbed(query, latents, seen, chosen)
+            choice = self.index(x, inner, places, *keys)
+        if self.chooses:
+            assert choice is not None
+            mixed = self.absorbed(query, latents, choice[1], choice[0])
         else:
             mask = visible(places, jnp.arange(latents.shape[1]), "full", None)
-            decoding = cache is not None and x.shape[1] == 1
+            decoding = cached and x.shape[1] == 1
             mixed = (self.absorbed if decoding else self.expanded)(query, latents, mask)
         if self.gate is not None:
             mixed = mixed * jax.nn.sigmoid(jnp.einsum("btm,mhd->bthd", x, self.gate[...]))
+        held = LatentCache(latents, *(keys or (None, None)), choice)
         return sum_ranks(jnp.einsum("bthd,hdm->btm", mixed, self.output[...]), axis), held
 
     def _latents(self, x: Array, places: Array) -> Float[Array, "batch tokens width"]:

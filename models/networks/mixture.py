@@ -66,7 +66,7 @@ class Mixture(nnx.Module):
         x = x.reshape(-1, hidden)
         shares, chosen = self.route(x)
         taken = x if self.into is None else x @ self.into[...]
-        y = self._experts(taken, shares, chosen)
+        y = self.experts(taken, shares, chosen)
         gate = jnp.ones((), x.dtype)
         beside = None
         if self.shared is not None:
@@ -93,7 +93,7 @@ class Mixture(nnx.Module):
         y = y if self.out is None else y @ self.out[...]
         return sum_ranks(y if beside is None else y + beside, axis)
 
-    def _experts(self, x: Array, shares: Array, chosen: Array) -> Float[Array, "tokens width"]:
+    def experts(self, x: Array, shares: Array, chosen: Array) -> Float[Array, "tokens width"]:
         """Returns the sum over each token's experts of what this rank's part of them adds."""
         experts, hidden, gates, inner = self.up.shape
         flat = chosen.reshape(-1)

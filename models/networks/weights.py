@@ -1,5 +1,7 @@
 """Where parameters come from, and how they are cut over ranks."""
 
+import copy
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -30,6 +32,12 @@ class Weights:
         # Drawn on the host: JAX would compile a program for each shape, a second apiece.
         seed = None if rngs is None else np.asarray(jax.random.key_data(rngs.params()))
         self._random = None if seed is None else np.random.default_rng(seed)
+
+    def in_32_bits(self) -> "Weights":
+        """Returns the same source, of parameters in 32 bits whatever the type of the others."""
+        other = copy.copy(self)
+        other._dtype = jnp.dtype(jnp.float32)
+        return other
 
     def _parameter(
         self, shape: tuple[int, ...], mean: float, scale: float, split: int | None

@@ -1,9 +1,10 @@
 """Published and measured points beside what the model says of the same setting.
 
 A point is a row of a CSV file of this folder: a chip, a network, its formats, plan and load, and
-what was published of it, with its source and kind. `fitted` is 1 where a constant of the chip has
-seen the row (`perfmodel.calibrate_families`); `speculation` is off, on or unknown. A vendor's
-claim, or a point whose speculation is not known, is compared and never fitted.
+what was published of it, with its source and kind. A metric is one of `results`, or of a static
+batch (`BATCH`, from `perfmodel.static`). `fitted` is 1 where a constant of the chip or of its
+software has seen the row (`perfmodel.calibrate_families`); `speculation` is off, on or unknown. A
+vendor's claim, or a point whose speculation is not known, is compared and never fitted.
 """
 
 import csv
@@ -17,16 +18,19 @@ from typing import Any
 import jax
 import numpy as np
 
-from perfmodel import cache, engines, question, results, serving
+from perfmodel import cache, engines, question, results, serving, static
 from perfmodel.chips import load_chip
 from perfmodel.errors import InputError
 from perfmodel.formats import precision_numbers
 from perfmodel.machine import Machine
 from perfmodel.models.catalogue import load_model
-from perfmodel.plan import Load, Plan
+from perfmodel.plan import Engine, Load, Plan
 
 KINDS = ("measured", "vendor", "reported", "theory")
 """Who says so: a measurement anyone could repeat, the maker, the press, or arithmetic."""
+
+BATCH = {"batch_s": "seconds", "batch_ttft_s": "prefill", "batch_step_s": "step"}
+"""Metrics of a static batch: until all requests are done, to their first tokens, and a step [s]."""
 
 COLUMNS = (
     "id", "chip", "model", "precision", "chips", "stages", "offload", "batch", "chunk", "isl",
@@ -40,7 +44,7 @@ _OPTIONAL = ("context_ranks", "prefix_hit")
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """One row: what was run, and what was published of it, in the units of `results`."""
+    """One row: what was run, and what was published of it, in the units of its metric."""
 
     id: str
     chip: str
@@ -58,13 +62,15 @@ class Point:
 
 
 def names() -> list[str]:
-    """Returns the files of points that ship, by name.
+    """Returns the files of points that ship, by name; `gains` is of ratios (`perfmodel.gains`).
 
     >>> "wafer" in names()
     True
     """
     folder = files("perfmodel.validation")
-    return sorted(f.name[:-4] for f in folder.iterdir() if f.name.endswith(".csv"))
+    return sorted(
+        f.name[:-4] for f in folder.iterdir() if f.name.endswith(".csv") and f.name != "gains.csv"
+    )
 
 
 @functools.cache
@@ -86,7 +92,7 @@ def _point(row: Mapping[str, str], where: str) -> Point:
         plan |= {name: float(row[name]) for name in _OPTIONAL if row.get(name)}
     except ValueError as error:
         raise InputError(f"{where}: {error}") from None
-    if row["metric"] not in results.BY_NAME:
+    if row["metric"] not in (*BATCH, *results.BY_NAME):
         raise InputError(f"{where}: no result is named '{row['metric']}'")
     if row["kind"] not in KINDS:
         raise InputError(f"{where}: kind '{row['kind']}' (known: {', '.join(KINDS)})")
@@ -111,16 +117,19 @@ def _all(machine: Machine, model: Any, load: Load, plan: Plan, formats: Any, eng
 
 
 @functools.cache
-def _program() -> Any:
+def _program(of: Callable[..., Any]) -> Any:
     options = cache.UNFUSED if jax.default_backend() == "cpu" else {}
-    return jax.jit(_all, compiler_options=dict(options))
+    return jax.jit(of, compiler_options=dict(options))
 
 
-def modelled(point: Point, machine: Machine | None = None) -> tuple[float, float]:
+def modelled(
+    point: Point, machine: Machine | None = None, engine: Engine | None = None
+) -> tuple[float, float]:
     """Returns what the model says of a point, and its least margin (negative: does not fit).
 
     Args:
-        point: the setting. machine: another machine than its chip's, to fit constants with.
+        point: the setting.
+        machine, engine: others than its own, to fit constants with.
     """
     network = load_model(point.model)
     setting = dict(point.plan)
@@ -138,15 +147,23 @@ def modelled(point: Point, machine: Machine | None = None) -> tuple[float, float
         expert_ranks=1.0 if mixture else None,
     )
     formats = precision_numbers(question.parse_precision(point.precision))
-    whole = load_chip(point.chip).machine if machine is None else machine
-    engine = engines.load_engine(point.engine).engine
+    whole = load_chip(point.chip).under(point.engine).machine if machine is None else machine
+    engine = engines.load_engine(point.engine).engine if engine is None else engine
     values = question.numbers((whole, network.model, load, plan, formats, engine))
-    found = jax.device_get(_program()(*values))
+    if point.metric in BATCH:
+        batch = jax.device_get(_program(static.static_batch)(*values))
+        return float(getattr(batch, BATCH[point.metric])), float(batch.margin)
+    found = jax.device_get(_program(_all)(*values))
     runs = np.asarray(found["margins"])[[results.MARGINS.index(n) for n in ("memory", "kernel")]]
     return float(found[point.metric]), float(np.min(runs))
 
 
-def errors(rows: Sequence[Point], machine_of: Callable[[str], Machine] | None = None) -> np.ndarray:
+def errors(
+    rows: Sequence[Point],
+    machine_of: Callable[[str], Machine] | None = None,
+    engine: Engine | None = None,
+) -> np.ndarray:
     """Returns log(modelled/published) of each point."""
-    made = [modelled(p, None if machine_of is None else machine_of(p.chip)) for p in rows]
-    return np.asarray([math.log(m / p.value) for (m, _), p in zip(made, rows, strict=True)])
+    machines = [None if machine_of is None else machine_of(p.chip) for p in rows]
+    made = [modelled(p, m, engine)[0] for p, m in zip(rows, machines, strict=True)]
+    return np.asarray([math.log(m / p.value) for m, p in zip(made, rows, strict=True)])

@@ -1,0 +1,237 @@
+"""Published gains of serving techniques beside what the model says of the same change.
+
+A row of `validation/gains.csv` has a published ratio and two settings, `before` and `after`, each a
+list of words: pools by role (`prefill=h100:tp=8,ep=8`; `pool=` is all that is not named), and
+
+    batch, isl, osl, hit, micro    as of `perfmodel.systems.serve`
+    engine, and any of its fields  the profile, and numbers that take the place of its own
+    routing, price                 as there; prices as chip:USD+chip:USD
+    nic, nic_latency               bytes a second and seconds of every chip's network port
+    af, af_latency                 the same between a replica of attention and FFN, where they share
+                                   a domain: not through network ports
+    ttft, tpot                     longest allowed [s]
+
+Values joined by | are tried in turn and the best that runs is taken, as whoever publishes a gain
+tunes both sides. A row without settings says in `why` what the model lacks or the source leaves
+out.
+"""
+
+import csv
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Mapping
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from perfmodel import engines, systems
+from perfmodel.chips import load_chip
+from perfmodel.chips.entry import Chip
+from perfmodel.engines import EngineEntry
+from perfmodel.errors import InputError, shorten
+from perfmodel.placement import Link, Links
+from perfmodel.systems import ROLES, PoolAsked
+
+COLUMNS = (
+    "id", "technique", "published", "kind", "model", "metric", "ratio", "before", "after",
+    "source", "assumption", "why",
+)  # fmt: skip
+
+METRICS: Mapping[str, bool] = {
+    "ttft_s": False,
+    "tokens_per_second_user": True,
+    "output_tokens_per_second_chip": True,
+    "usd_per_million_total_tokens": False,
+    "decode_rate_per_chip": True,
+    "prefill_rate_per_chip": True,
+    "tpot_slope": False,
+}
+"""What can be compared, and whether more of it is better: results of `serve`, output tokens per
+second and chip of pools that decode, prompt tokens of those that do not, and the rise of TPOT per
+token of context."""
+
+_ENGINE = {field.name for field in engines.FIELDS}
+_OTHERS = (
+    "batch",
+    "isl",
+    "osl",
+    "hit",
+    "micro",
+    "routing",
+    "nic",
+    "nic_latency",
+    "af",
+    "af_latency",
+    "ttft",
+    "tpot",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Gain:
+    """One published gain: `published` is after over before of a metric, or the inverse by `ratio`.
+
+    `before` and `after` are lists of settings, all that are tried; empty where `why` says why not.
+    """
+
+    id: str
+    technique: str
+    published: float
+    kind: str
+    model: str
+    metric: str
+    inverse: bool
+    before: tuple[Mapping[str, str], ...]
+    after: tuple[Mapping[str, str], ...]
+    source: str
+    assumption: str
+    why: str
+
+
+def settings(text: str) -> tuple[Mapping[str, str], ...]:
+    """Returns every setting of a list of words.
+
+    >>> [dict(found) for found in settings("pool=h100:tp=2 batch=1|8")]
+    [{'pool': 'h100:tp=2', 'batch': '1'}, {'pool': 'h100:tp=2', 'batch': '8'}]
+    """
+    names, values = [], []
+    for word in text.split():
+        name, equals, value = word.partition("=")
+        if not equals or name not in {*ROLES, "pool", "engine", "price", *_OTHERS, *_ENGINE}:
+            raise InputError(f"gains: unknown setting '{shorten(word)}'")
+        names.append(name)
+        values.append(value.split("|"))
+    if not names:
+        return ()
+    return tuple(dict(zip(names, chosen, strict=True)) for chosen in itertools.product(*values))
+
+
+@functools.cache
+def gains() -> tuple[Gain, ...]:
+    """Returns the published gains that ship, checked."""
+    text = files("perfmodel.validation").joinpath("gains.csv").read_text(encoding="utf-8")
+    rows = csv.DictReader(text.splitlines())
+    if tuple(rows.fieldnames or ()) != COLUMNS:
+        raise InputError(f"validation/gains.csv: columns must be {', '.join(COLUMNS)}")
+    return tuple(map(_gain, rows))
+
+
+def _gain(row: Mapping[str, str]) -> Gain:
+    made = Gain(
+        id=row["id"],
+        technique=row["technique"],
+        published=float(row["published"]),
+        kind=row["kind"],
+        model=row["model"],
+        metric=row["metric"],
+        inverse=row["ratio"] == "before/after",
+        before=settings(row["before"]),
+        after=settings(row["after"]),
+        source=row["source"],
+        assumption=row["assumption"],
+        why=row["why"],
+    )
+    if bool(made.before and made.after) == bool(made.why):
+        raise InputError(f"validation/gains.csv: {made.id}: settings, or why there are none")
+    if made.before and made.metric not in METRICS:
+        raise InputError(f"validation/gains.csv: {made.id}: unknown metric {made.metric!r}")
+    return made
+
+
+def _chip(name: str, setting: Mapping[str, str]) -> Chip:
+    """Returns a chip, with another network port where the setting has one."""
+    chip = load_chip(name)
+    if "nic" not in setting:
+        return chip
+    fabric = dataclasses.replace(
+        chip.machine.fabric,
+        nic_bandwidth=np.asarray(float(setting["nic"])),
+        nic_latency=np.asarray(float(setting["nic_latency"])),
+    )
+    return chip.with_machine(dataclasses.replace(chip.machine, fabric=fabric))
+
+
+def _engine(setting: Mapping[str, str]) -> EngineEntry:
+    entry = engines.load_engine(setting.get("engine", "neutral"))
+    changed = {name: float(value) for name, value in setting.items() if name in _ENGINE}
+    return dataclasses.replace(entry, engine=dataclasses.replace(entry.engine, **changed))
+
+
+def _pool(text: str, role: str, setting: Mapping[str, str]) -> PoolAsked:
+    pool = systems.parse_pool(text, role)
+    return dataclasses.replace(pool, chip=_chip(str(pool.chip), setting))
+
+
+def serve(model: str, setting: Mapping[str, str], context: float = 1.0) -> xr.Dataset:
+    """Returns what a setting achieves, with prompts of `context` times its length."""
+    given: dict[str, Any] = {name: _pool(setting[name], name, setting) for name in ROLES
+                             if name in setting}  # fmt: skip
+    base = _pool(setting["pool"], "pool", setting) if "pool" in setting else None
+    options: dict[str, Any] = {}
+    if "price" in setting:
+        pairs = (part.rsplit(":", 1) for part in setting["price"].split("+"))
+        options["price"] = {chip: float(price) for chip, price in pairs}
+    if "af" in setting:
+        link = Link(0.0, 1.0 / float(setting["af"]), float(setting["af_latency"]))
+        options["links"] = Links(activations=link)
+    if "routing" in setting:
+        options["routing"] = float(setting["routing"])
+    for name in ("ttft", "tpot"):
+        if name in setting:
+            options[f"slo_{name}"] = float(setting[name])
+    return systems.serve(
+        model,
+        given,
+        base=base,
+        batch=float(setting["batch"]),
+        isl=round(float(setting["isl"]) * context),
+        osl=int(setting["osl"]),
+        prefix_hit=float(setting.get("hit", 0.0)),
+        micro=float(setting.get("micro", 1.0)),
+        engine=_engine(setting),
+        **options,
+    )
+
+
+def value(model: str, metric: str, setting: Mapping[str, str]) -> float:
+    """Returns a metric of a setting; NaN where it does not run or misses a service level."""
+    found = serve(model, setting)
+    if not bool(found["feasible"]):
+        return math.nan
+    chips = dict(zip(found["pool"].to_numpy(), found["pool_chips"].to_numpy(), strict=True))
+    if metric == "decode_rate_per_chip":
+        others = sum(count for name, count in chips.items() if name != "prefill")
+        return float(found["output_tokens_per_second"]) / others
+    if metric == "prefill_rate_per_chip":
+        rate = float(found["requests_per_second"]) * float(setting["isl"])
+        return rate / chips.get("prefill", chips.get("pool", math.nan))
+    if metric == "tpot_slope":
+        short = serve(model, setting, 0.2)
+        tokens = 0.8 * float(setting["isl"]) * float(setting["batch"])
+        return (float(found["tpot_s"]) - float(short["tpot_s"])) / tokens
+    return float(found[metric])
+
+
+def best(gain: Gain, side: tuple[Mapping[str, str], ...]) -> tuple[float, Mapping[str, str]]:
+    """Returns the best value of a side, and its setting; NaN where none runs."""
+    tried = [(value(gain.model, gain.metric, setting), setting) for setting in side]
+    good = [pair for pair in tried if math.isfinite(pair[0])]
+    if not good:
+        return math.nan, side[0]
+    return (max if METRICS[gain.metric] else min)(good, key=lambda pair: pair[0])
+
+
+def modelled(gain: Gain) -> tuple[float, Mapping[str, str], Mapping[str, str]]:
+    """Returns the ratio that the model has, as published, and the settings it is of.
+
+    NaN where a gain has no settings, or one side does not run.
+    """
+    if not gain.before:
+        return math.nan, {}, {}
+    before, first = best(gain, gain.before)
+    after, second = best(gain, gain.after)
+    return (before / after if gain.inverse else after / before), first, second

@@ -1,0 +1,190 @@
+"""Systems asked for by names: pools, classes, ways of scheduling, their search and commands."""
+
+import functools
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from perfmodel import cli, system_search, systems
+from perfmodel.errors import Infeasible, InputError
+from perfmodel.systems import Classes, PoolAsked, Scheduling
+
+pytestmark = pytest.mark.xdist_group("system")
+
+MODEL = "llama-3.3-70b"
+ONE = {"decode": "h100:tp=4,weights=fp8"}
+TWO = {"prefill": "h100:tp=4,weights=fp8", "decode": "h200:tp=4,weights=fp8"}
+
+
+def serve(pools: dict[str, str] = ONE, *, batch: int = 64, **given: Any) -> xr.Dataset:
+    return systems.serve(MODEL, pools, batch=batch, **({"isl": 4000, "osl": 1000} | given))
+
+
+@functools.cache
+def enumerated() -> xr.Dataset:
+    pools = {"prefill": "h100:weights=fp8", "decode": "h200:weights=fp8"}
+    return system_search.frontier(
+        MODEL, pools, isl=4000, osl=1000, max_chips=8, slo_ttft=5.0, batches=(1, 4, 16, 64, 256)
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    (
+        ("h100:tpp=4", "nearest: tp"),
+        ("h100:tp=x", "whole number"),
+        ("h100:tp=2,tp=4", "more than once"),
+        (":tp=4", "a chip is needed"),
+    ),
+)
+def test_pools_that_are_not_understood(text: str, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        systems.parse_pool(text, "--prefill")
+
+
+def test_roles_make_a_placement() -> None:
+    where, pools = systems.table({"prefill": "p", "attention": "a", "ffn": "f"}, None)
+    assert (where.prefill, where.attention, where.ffn, where.draft) == (
+        "prefill", "attention", "ffn", "attention",
+    )  # fmt: skip
+    assert set(pools) == {"prefill", "attention", "ffn"}
+    with pytest.raises(InputError, match="name a pool for attention or decode"):
+        systems.table({"prefill": "p"}, None)
+    with pytest.raises(InputError, match="prefil"):
+        systems.table({"prefil": "p"}, "b")
+
+
+def test_what_is_said_of_a_system() -> None:
+    found = serve(TWO)
+    assert found["pool"].values.tolist() == ["prefill", "decode"]
+    assert found["does"].values.tolist() == ["prefill", "attention, ffn"]
+    assert found["chip"].values.tolist() == ["h100_sxm", "h200_sxm"]
+    assert float(found["chips"]) == 8 and bool(found["feasible"])
+    assert all(v.attrs["units"] for v in found.data_vars.values() if v.dtype.kind == "f")
+    # What a pool works and what it costs adds up.
+    assert float(found["tpot_parts_s"].sum()) == pytest.approx(float(found["tpot_s"]), rel=0.01)
+    watts = float((found["pool_chips"] * found["pool_chip_power_w"]).sum())
+    assert float(found["power_w"]) == pytest.approx(watts, rel=1e-6)
+
+
+def test_what_binds_a_system() -> None:
+    short = {**TWO, "prefill": "h100:tp=1,weights=fp8,replicas=0.5"}
+    assert str(serve(short, batch=256)["binding"].item()) == "prefill"
+    assert "on decode" in str(serve(TWO)["binding"].item())
+    full = serve({**TWO, "decode": "l40s:tp=1,weights=fp8"})
+    assert not bool(full["feasible"])
+    assert str(full["binding"].item()) == "memory of decode"
+    assert np.isnan(float(full["tpot_s"]))
+
+
+def test_classes_reduce_to_one_and_conserve() -> None:
+    same = Classes(("a", "b"), [4000, 4000], [1000, 1000], [0.0, 0.0], [0.3, 0.7])
+    plain, found = serve(), serve(classes=same)
+    for name in ("ttft_s", "tpot_s", "output_tokens_per_second", "admitted", "power_w"):
+        assert float(found[name]) == pytest.approx(float(plain[name]), rel=2e-6), name
+    mixed = Classes(("chat", "code"), [1000, 13000], [1000, 1000], [0.0, 0.0], [0.75, 0.25])
+    found = serve(classes=mixed)
+    assert found.attrs["isl"] == 4000 and found.attrs["osl"] == 1000
+    # Longer prompts wait longer; the mean over requests is that of the whole.
+    chat, code = found["class_ttft_s"].values
+    assert code > chat
+    assert 0.75 * chat + 0.25 * code == pytest.approx(float(found["ttft_s"]), rel=1e-6)
+    # Requests of unlike prompts wait for each other longer than equal ones.
+    assert float(found["ttft_s"]) > float(plain["ttft_s"])
+    with pytest.raises(InputError, match="class long"):
+        serve(classes=Classes(("long",), [200_000], [1000], [0.0], [1.0]))
+
+
+def test_idle_places_of_a_static_batch() -> None:
+    even = serve(scheduling=Scheduling(static=True))
+    odd = serve(scheduling=Scheduling(static=True, spread=1.0))
+    # 64 lognormal outputs of spread 1: the longest is 5.3 times the mean (by sampling).
+    draws = np.random.default_rng(0).normal(size=(4000, 64)) * np.sqrt(np.log(2))
+    longest = np.mean(np.max(np.exp(draws - 0.5 * np.log(2)), axis=1))
+    steps = 999 * float(odd["tpot_s"]) * longest
+    assert float(odd["requests_per_second"]) < 0.5 * float(even["requests_per_second"])
+    assert 64 / float(odd["requests_per_second"]) == pytest.approx(
+        steps + float(odd["ttft_s"]), rel=0.05
+    )
+    with pytest.raises(InputError, match="static batch"):
+        serve(scheduling=Scheduling(spread=0.5))
+
+
+def test_memory_reserved_for_the_longest() -> None:
+    paged, held = serve(), serve(scheduling=Scheduling(reserved=32_768))
+    # A request has 4,500 tokens on average, in pages; 32,768 are set aside.
+    ratio = float(paged["admitted"]) / float(held["admitted"])
+    assert ratio == pytest.approx(32_768 / 4_512, rel=0.05)
+    with pytest.raises(InputError, match="less than a request has, 5,000"):
+        serve(scheduling=Scheduling(reserved=4_000))
+
+
+def test_a_draft_needs_the_same_vocabulary() -> None:
+    spec = systems.acceptance(3, 0.8, None)
+    with pytest.raises(InputError, match="same vocabulary"):
+        serve(draft="qwen3-0.6b", spec=spec)
+    with pytest.raises(InputError, match="belong together"):
+        serve(spec=spec)
+
+
+def test_a_frontier_of_systems() -> None:
+    found = enumerated()
+    x, y = found["tokens_per_second_user"].values, found["output_tokens_per_second_chip"].values
+    assert np.all(np.diff(x) > 0) and np.all(np.diff(y) < 0)
+    assert np.all(found["ttft_s"] <= 5.0)
+    used = (found["replica_chips"] * found["replicas"]).sum("pool")
+    assert np.all(used <= 8) and np.all(used == found["chips"])
+    # A point is what the same system gives by itself.
+    i = len(x) // 2
+    chips, count = found["replica_chips"].values[i], found["replicas"].values[i]
+    pools = {
+        name: f"{chip}:tp={chips[p]},replicas={count[p]},weights=fp8"
+        for p, (name, chip) in enumerate(
+            zip(found["pool"].values, found["chip"].values, strict=True)
+        )
+    }
+    again = serve(pools, batch=int(found["batch"][i]))
+    assert float(again["tpot_s"]) == pytest.approx(1.0 / x[i], rel=1e-5)
+
+
+def test_the_smallest_system_for_a_rate() -> None:
+    given: dict[str, Any] = dict(isl=4000, osl=1000, slo_ttft=5.0, batches=(1, 4, 16, 64, 256))
+    pools = {"prefill": "h100:weights=fp8", "decode": "h200:weights=fp8"}
+    found = system_search.size(MODEL, pools, rate=2.0, headroom=0.0, **given)
+    assert float(found["requests_per_second"][0]) >= 2.0
+    fewer = int(found["chips"][0]) - 1
+    with pytest.raises(Infeasible, match="are asked for"):
+        system_search.size(MODEL, pools, rate=2.0, headroom=0.0, max_chips=fewer, **given)
+
+
+@pytest.mark.slow
+def test_descent_reaches_the_enumeration() -> None:
+    pools = {"prefill": "h100:weights=fp8", "decode": "h200:weights=fp8"}
+    found = system_search.frontier(
+        MODEL, pools, isl=4000, osl=1000, max_chips=8, slo_ttft=5.0, descend=True,
+        batches=(1, 4, 16, 64, 256),
+    )  # fmt: skip
+    assert found.attrs["hypervolume"] > 0.93
+    assert found.attrs["evaluated"] < found.attrs["enumerated"]
+
+
+def test_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    line = ["estimate", MODEL, "--prefill", "h100:tp=4", "--decode", "h200:tp=4", "--batch", "64"]
+    assert cli.main([*line, "--weights", "fp8", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [pool["chip"] for pool in told["pools"]] == ["h100_sxm", "h200_sxm"]
+    assert told["tpot_s"] == pytest.approx(float(serve(TWO)["tpot_s"]), rel=1e-6)
+    assert {"kv link", "activation link", "draft link"} == set(told["link_load"])
+    assert cli.main([*line, "--weights", "fp8", "--slo-ttft", "1ms"]) == 3
+    assert "ttft limit" in capsys.readouterr().err
+    assert cli.main(["estimate", MODEL, "h100", "--tp", "8", "--kv", "reserved:10"]) == 2
+    assert "5,000" in capsys.readouterr().err
+    assert cli.main(["frontier", MODEL]) == 2
+    assert "--chip" in capsys.readouterr().err
+
+
+def test_layout_words() -> None:
+    assert systems._plan_words(PoolAsked("wse3", pp=4, regions=20)) == "1 × TP1 PP4 20 regions"
