@@ -53,7 +53,7 @@ class Scope(NamedTuple):
     layouts: tuple[tuple[int, ...], ...] = ((1, 4), (1, 2, 4, 8), (1, 2))
     replicas: tuple[tuple[int, ...], ...] = ((1, 2, 4), (1, 2, 4, 8), (1, 2, 4))
     batches: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 12, 16, 32, 64, 128)
-    drafts: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 32)
+    drafts: tuple[int, ...] = (1, 2, 3, 4, 5, 7, 10, 16, 24, 32)
     micro: tuple[int, ...] = (1, 2)
     points: int = 24
     task: str = "HumanEval"
