@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from perfmodel import report, studies
+from perfmodel import report, studies, system_search
+from perfmodel.errors import InputError
 from perfmodel.studies.draft_elsewhere import study as draft_elsewhere
 from perfmodel.studies.prefill_decode import study as prefill_decode
 from perfmodel.studies.trainium_wafer import study as trainium_wafer
@@ -106,3 +107,15 @@ def test_drafts_elsewhere_are_bounded_by_what_is_accepted(run) -> None:
     assert float(gain.sel(place="on the GPUs", rate=0.96)) < draft_elsewhere.CLAIM
     crossing = float(draft_elsewhere.needed(found).isel(chip=0, floor=0).sel(place="on Corsair"))
     assert 0.8 < crossing < 0.96
+
+
+def test_systems_are_counted_per_kw_and_per_rack() -> None:
+    lengths: dict[str, Any] = {"isl": 500, "osl": 500, "max_chips": 8, "batches": (8,)}
+    search = functools.partial(system_search.frontier, "llama-3.3-70b", **lengths)
+    found = search({"decode": "h100:weights=fp8"}, y="output_tokens_per_second_rack")
+    # 10.2 kW of a DGX over its 8 GPUs, 32 of them in a rack.
+    each = found["output_tokens_per_second_chip"]
+    np.testing.assert_allclose(found["output_tokens_per_second_kw"], each / 1.275, rtol=1e-5)
+    np.testing.assert_allclose(found["output_tokens_per_second_rack"], 32 * each, rtol=1e-5)
+    with pytest.raises(InputError, match="rack_chips"):
+        search({"decode": "trn2:weights=bf16"}, y="output_tokens_per_second_rack")
