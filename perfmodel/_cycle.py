@@ -49,7 +49,8 @@ class Cycle(NamedTuple):
 
     Fields: `time` of a round of all micro-batches [s], and of the `way` of one, of which `guess`
     is drafting; sequences of a micro-batch (`batch`); `work` of attention, ffn, draft, activation
-    link and draft link for one micro-batch [s], shape [5]; joules of one rank of attention, ffn
+    link and draft link for one micro-batch [s], shape [5], and the most that a pool or link of
+    them has of it (`busiest`); joules of one rank of attention, ffn
     and draft, shape [3]; seconds of the way by `serving.PARTS`, shape [5].
     """
 
@@ -58,6 +59,7 @@ class Cycle(NamedTuple):
     guess: Array
     batch: Array
     work: Array
+    busiest: Array
     joules: Array
     parts: Array
 
@@ -218,6 +220,7 @@ def cycle(
         guess=guess_way,
         batch=as_real(step.sequences),
         work=jnp.stack([work_a, work_f, work_g, over * fed, over_g]),
+        busiest=busiest,
         joules=jnp.stack([*map(as_real, joules), as_real(drafted)]),
         parts=parts,
     )

@@ -103,18 +103,29 @@ def _ticks(axis: Any) -> None:
     axis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:,.0f}" if v >= 1 else f"{v:g}"))
 
 
-def _bare_axes(title: str, subtitle: str, footer: Sequence[str]) -> "tuple[Figure, Axes]":
+def _bare_figure(
+    title: str, subtitle: str, footer: Sequence[str], inches: tuple[float, float] = _INCHES
+) -> "tuple[Figure, float, float]":
+    """Returns a figure with its texts, and the ends of what they leave free, in its height."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=_INCHES, dpi=DPI, facecolor="white")
+    figure = Figure(figsize=inches, dpi=DPI, facecolor="white")
     FigureCanvasAgg(figure)
-    low = 0.113 + _LINE * len(footer)
-    axes = figure.add_axes((0.085, low, 0.885, 0.86 - low))
+    share = _INCHES[1] / inches[1]
     for place, line in enumerate(reversed(footer)):
-        figure.text(0.022, _LINE * (place + 1), line, fontsize=7.6, color=_GREY, va="center")
-    figure.text(0.022, 0.955, title, fontsize=14.5, weight="bold", color=_INK, va="center")
-    figure.text(0.022, 0.908, subtitle, fontsize=10, color=_GREY, va="center")
+        y = share * _LINE * (place + 1)
+        figure.text(0.022, y, line, fontsize=7.6, color=_GREY, va="center")
+    for y, text, size, weight, color in (
+        (0.955, title, 14.5, "bold", _INK), (0.908, subtitle, 10, "normal", _GREY),
+    ):  # fmt: skip
+        y = 1.0 - share * (1.0 - y)
+        figure.text(0.022, y, text, fontsize=size, weight=weight, color=color, va="center")
+    return figure, share * (0.113 + _LINE * len(footer)), 1.0 - share * 0.14
+
+
+def _dress(axes: "Axes") -> None:
+    """Draws the frame, ticks and grid of an axes as everywhere here."""
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     for side in ("left", "bottom"):
@@ -122,6 +133,12 @@ def _bare_axes(title: str, subtitle: str, footer: Sequence[str]) -> "tuple[Figur
     axes.tick_params(which="both", colors=_GREY, labelsize=9.5)
     axes.grid(True, which="major", color=_FAINT, linewidth=0.8)
     axes.set_axisbelow(True)
+
+
+def _bare_axes(title: str, subtitle: str, footer: Sequence[str]) -> "tuple[Figure, Axes]":
+    figure, low, high = _bare_figure(title, subtitle, footer)
+    axes = figure.add_axes((0.085, low, 0.885, high - low))
+    _dress(axes)
     return figure, axes
 
 

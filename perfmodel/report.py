@@ -18,6 +18,7 @@ from perfmodel import _labels
 from perfmodel._drawing import Drawing
 from perfmodel._overview import AXES as OVERVIEW_AXES
 from perfmodel._overview import overview_table
+from perfmodel._panels import Panel
 from perfmodel._size_table import size_table
 from perfmodel._system_table import system_table, systems_table
 from perfmodel._tables import (
@@ -40,11 +41,11 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 __all__ = [
-    "Drawing", "OVERVIEW_AXES", "console", "draw_files", "estimate_table", "footnotes",
+    "Drawing", "OVERVIEW_AXES", "Panel", "console", "draw_files", "estimate_table", "footnotes",
     "frontier_table", "grid", "headline", "lines", "load_dataset", "operators_table",
     "overlay_text", "overview_table", "predictions_table", "save_dataset", "save_frontier",
-    "save_html", "save_png", "save_roofline", "save_sensitivity", "save_size", "save_systems",
-    "save_text", "sensitivity_table", "size_table", "system_table", "systems_table",
+    "save_html", "save_panels", "save_png", "save_roofline", "save_sensitivity", "save_size",
+    "save_systems", "save_text", "sensitivity_table", "size_table", "system_table", "systems_table",
     "traced_table", "write",
 ]  # fmt: skip
 
@@ -138,6 +139,19 @@ def save_systems(
     said = title or f"{_labels.model_title(str(found.attrs['model']))}: systems of several pools"
     _save_figure(_system_plot.draw_systems(found, said, notes), files["picture"])
     return files
+
+
+def save_panels(
+    panels: Sequence[Panel],
+    path: str | os.PathLike[str],
+    title: str,
+    subtitle: str,
+    notes: str = "",
+) -> None:
+    """Writes the picture of a study: panels of lines side by side."""
+    from perfmodel import _panels
+
+    _save_figure(_panels.draw_panels(panels, title, subtitle, notes), path)
 
 
 def save_html(

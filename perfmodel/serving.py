@@ -17,7 +17,8 @@ their first token. Past the load where every step carries a chunk, the number of
 sequences saturates at O/n and TTFT grows with the queue; nothing is clamped.
 
 Pipeline stages, and layers side by side on a wafer: M = min(stages, C) micro-batches of C/M; a
-round takes max(token latency, M × stage time).
+round takes max(token latency, M × stage time). Chunks fill every stage: a prompt takes
+n/stages rounds.
 """
 
 import dataclasses
@@ -344,7 +345,7 @@ def passes(
     """Returns what passes through the network while `running` requests of a group are served.
 
     Prompts shorter than a chunk share one: as many as finish in a round, C/(M(O + 1)), if they fit.
-    Where every pass carries a chunk, O·M/n sequences decode beside it, and no more.
+    Where every pass carries a chunk, O·stages/n sequences decode beside it, and no more.
 
     Args:
         rounds: decode passes of a request, where that is not its output tokens.
@@ -355,8 +356,9 @@ def passes(
     """
     each = as_real(load.output if rounds is None else rounds)
     fused = 1.0 - as_real(engine.exclusive) if fused is None else as_real(fused)
-    micro = minimum(running, as_real(plan.stages if depth is None else depth))
-    per_micro = inverse(micro)
+    deepest = as_real(plan.stages if depth is None else depth)
+    micro = minimum(running, deepest)
+    per_micro, per_slot = inverse(micro), inverse(deepest)
     room = maximum(1.0, plan.chunk * inverse(prefill.new_tokens))
     finishing = running * per_micro * inverse(each + 1.0) if prompts is None else prompts
     together = maximum(1.0, minimum(finishing, room))
@@ -366,12 +368,13 @@ def passes(
     shared = dataclasses.replace(
         one, tokens=one.tokens * together, ends=one.ends * together, prompts=together, images=images
     )
-    saturated = each * inverse(per_micro * chunks)
+    # Chunks follow each other through all stages, however few sequences decode in between.
+    saturated = each * inverse(per_slot * chunks)
     context = load.context
     # Prompts computed in steps of their own starve no one, and nothing decodes beside them.
     most = jnp.where(fused > 0.0, maximum(saturated, 1.0), running)
     decoding = minimum(running, most) * per_micro
-    beside = fused * minimum(maximum(0.0, running - 1.0), saturated) * per_micro
+    beside = fused * minimum(maximum(0.0, running - 1.0), saturated) * per_slot
     groups = attention_groups(plan)
     decode = Step(decoding, context, queries, groups=groups)
     return Passes(
@@ -560,7 +563,7 @@ def estimate(
     # A request occupies its share of passes, and waits for the whole of each.
     service = chunks * mixed.stage
     fill = mixed.latency - mixed.stage + (prefill.chunks - chunks) * mixed.stage
-    per_round = chunks * inverse(micro)
+    per_round = chunks * inverse(as_real(plan.stages))
     share = minimum(per_round * others * inverse(osl), most_share)
     tpot = mean_round(share)
     away = maximum(osl - 1.0, 0.0)

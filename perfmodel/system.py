@@ -283,7 +283,7 @@ def evaluate(
         service=chunks * stage,
         fill=way - stage + (prefill.chunks - chunks) * stage,
         round=maximum(micro * stage, way),
-        per_round=chunks * inverse(micro),
+        per_round=chunks * inverse(maximum(micro, as_real(first.plan.stages))),
         customers=customers,
         sending=(1.0 - on.pa) * sending,
         taking=(1.0 - on.pa) * taking,
@@ -345,9 +345,17 @@ def evaluate(
     met = (low_kept - decoding) * inverse(maximum(1.0 - slope, 0.1))
     met = jnp.clip(met, maximum(least - decoding, -0.3 * span), span)
     weight = jnp.where(wide, apart * met * per_span, 0.0)
-    turn = Cycle(*(low + (high - low) * weight for low, high in zip(less, full, strict=True)))
-    found = loop(turn)
     decoding = decoding + weight * span
+    # A micro-batch is on the line by its own sequences: of those that do not fill a pipeline there
+    # are fewer, and each takes its whole way.
+    turns = on.pa * micro + apart * minimum(decoding, depth)
+    spread = full.batch - less.batch
+    differ = spread > 1e-3 * full.batch
+    by_batch = (decoding * inverse(turns) - less.batch) * inverse(jnp.where(differ, spread, 1.0))
+    by_batch = jnp.where(differ, apart * by_batch, 0.0)
+    turn = Cycle(*(low + (high - low) * by_batch for low, high in zip(less, full, strict=True)))
+    turn = turn._replace(time=maximum(turns * turn.busiest, turn.way))
+    found = loop(turn)
 
     rate, tpot = found.rate, found.time * inverse(yielded)
     ttft = found.started + maximum(batch - running, 0.0) / rate

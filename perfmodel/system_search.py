@@ -23,9 +23,10 @@ from perfmodel.errors import Infeasible, InputError
 from perfmodel.exploration import nondominated
 from perfmodel.placement import Placement, System
 from perfmodel.question import ModelLike
-from perfmodel.relax import maximum, minimum
+from perfmodel.relax import inverse, maximum, minimum
 from perfmodel.serving import MARGINS
 from perfmodel.systems import PoolAsked, SystemAsked, ask, parse_pool, pressure, table
+from perfmodel.units import KILOWATT
 
 BLOCK = 2048
 """Systems evaluated in one call."""
@@ -39,10 +40,12 @@ AXES: Mapping[str, tuple[str, bool]] = {
     "tokens_per_second_user": ("tok/s a user", True),
     "output_tokens_per_second_chip": ("tok/s a chip", True),
     "output_tokens_per_second": ("tok/s", True),
-    "output_tokens_per_second_kw": ("tok/s a kW of mean power", True),
+    "output_tokens_per_second_kw": ("tok/s a provisioned kW, hosts included", True),
+    "output_tokens_per_second_rack": ("tok/s a rack", True),
     "ttft_s": ("TTFT", False),
     "tpot_s": ("TPOT", False),
     "power_w": ("power", False),
+    "energy_per_total_token_j": ("J per input or output token", False),
     "usd_per_million_output_tokens": ("$ per million output tokens", False),
 }
 """Axes of a frontier of systems, and whether more is better."""
@@ -70,18 +73,37 @@ class Choice(NamedTuple):
         return Choice(*(column[rows] for column in self))
 
 
-def _numbers(found: system.SystemEstimate) -> dict[str, Any]:
+def _footprint(made: System, found: system.SystemEstimate) -> tuple[Any, Any]:
+    """Returns power provisioned for all pools, hosts included, without PUE [W], and racks they take
+    (parts of one counted as such); nan where that of a pool is unknown."""
+    watts, racks = [], []
+    for i, pool in enumerate(made.pools):
+        site, count = pool.machine.site, found.owns[i] * found.pool_chips[i]
+        for known, listed, per_chip in (
+            (site.provisioned_power, watts, site.provisioned_power),
+            (site.rack_chips, racks, inverse(maximum(site.rack_chips, 1e-9))),
+        ):
+            listed.append(count * jnp.where(known > 0.0, per_chip, jnp.nan))
+    return sum(watts), sum(racks)
+
+
+def _numbers(made: System, found: system.SystemEstimate) -> dict[str, Any]:
     """Returns what a search reads of an estimate, by the names of `AXES` and of `results`."""
+    watts, racks = _footprint(made, found)
     return {
         "tokens_per_second_user": 1.0 / found.tpot,
         "output_tokens_per_second_chip": found.output_rate / found.chips,
         "output_tokens_per_second": found.output_rate,
-        "output_tokens_per_second_kw": 1e3 * found.output_rate / found.power,
+        "output_tokens_per_second_kw": KILOWATT * found.output_rate / watts,
+        "output_tokens_per_second_rack": found.output_rate / racks,
         "requests_per_second": found.request_rate,
         "ttft_s": found.ttft,
         "tpot_s": found.tpot,
         "e2e_s": found.e2e,
         "power_w": found.power,
+        "provisioned_power_w": watts,
+        "racks": racks,
+        "energy_per_total_token_j": found.energy_per_total_token,
         "usd_per_million_output_tokens": jnp.where(
             found.usd_per_output_token > 0.0, 1e6 * found.usd_per_output_token, jnp.nan
         ),
@@ -139,7 +161,7 @@ def _many(
 ) -> dict[str, Any]:
     def one(choice: Choice) -> dict[str, Any]:
         made = _with(base, part_pools, choice)
-        return _numbers(system.evaluate(made, model, load, engine, limits, draft))
+        return _numbers(made, system.evaluate(made, model, load, engine, limits, draft))
 
     return jax.vmap(one)(choices)
 
@@ -194,14 +216,19 @@ def score(space: Space, choices: Choice) -> dict[str, np.ndarray]:
     return {name: np.concatenate([part[name] for part in found]) for name in found[0]}
 
 
-def enumerate_systems(space: Space) -> Choice:
+def enumerate_systems(space: Space, replicas: Sequence[Sequence[float]] | None = None) -> Choice:
     """Returns every system of a space: layouts and whole replicas of each pool that leave no room
-    for another replica, times batches, drafts and micro-batches."""
+    for another replica, times batches, drafts and micro-batches.
+
+    Args: `replicas`, counts to try by pool; then all of them, whether or not they fill the chips.
+    """
     rows: list[tuple[Any, ...]] = []
     for layout in itertools.product(*space.layouts):
         sizes = [chips for chips, _ in layout]
-        for replicas in _fillings(sizes, space.most):
-            rows.append((*sizes, *(stages for _, stages in layout), *replicas))
+        counts = _fillings(sizes, space.most) if replicas is None else itertools.product(*replicas)
+        for each in counts:
+            if sum(n * size for n, size in zip(each, sizes, strict=True)) <= space.most:
+                rows.append((*sizes, *(stages for _, stages in layout), *each))
     if not rows:
         raise InputError(
             f"max_chips: {space.most} chips hold no replica of each pool of {len(space.names)}"
@@ -217,9 +244,9 @@ def enumerate_systems(space: Space) -> Choice:
     which, batch, tokens, micro = (axis.ravel() for axis in axes)
     columns = np.asarray(rows, dtype=float)[which]
     pools = len(space.names)
-    chips, stages, replicas = (columns[:, i * pools : (i + 1) * pools] for i in range(3))
+    chips, stages, counted = (columns[:, i * pools : (i + 1) * pools] for i in range(3))
     # Experts are spread over all ranks of a replica, whose attention stays together.
-    return Choice(chips, stages, replicas, chips, np.ones_like(chips), batch, tokens, micro)
+    return Choice(chips, stages, counted, chips, np.ones_like(chips), batch, tokens, micro)
 
 
 def _fillings(sizes: Sequence[int], most: int) -> list[tuple[int, ...]]:
@@ -239,11 +266,25 @@ def _fillings(sizes: Sequence[int], most: int) -> list[tuple[int, ...]]:
     return found
 
 
+def feasible(
+    values: Mapping[str, np.ndarray],
+    at_least: Mapping[str, float] | None = None,
+    at_most: Mapping[str, float] | None = None,
+) -> np.ndarray:
+    """Returns the rows of feasible systems within bounds of some of their numbers."""
+    good = np.all(values["margins"] >= 0.0, axis=1)
+    for name, bound in (at_least or {}).items():
+        good &= values[name] >= bound
+    for name, bound in (at_most or {}).items():
+        good &= values[name] <= bound
+    return np.flatnonzero(good)
+
+
 def front(values: Mapping[str, np.ndarray], axes: tuple[str, str]) -> np.ndarray:
     """Returns the rows of feasible systems that none betters, sorted by the first axis."""
-    good = np.all(values["margins"] >= 0.0, axis=1)
+    rows = feasible(values)
     x, y = (np.asarray(values[axis], dtype=float) for axis in axes)
-    rows = np.flatnonzero(good & np.isfinite(x) & np.isfinite(y))
+    rows = rows[np.isfinite(x[rows]) & np.isfinite(y[rows])]
     # Of equal ones the one of fewer chips.
     rows = rows[np.argsort(values["chips"][rows], kind="stable")]
     signs = [1.0 if AXES[axis][1] else -1.0 for axis in axes]
@@ -310,7 +351,7 @@ def _descend(
     def loss(point: _Point, target: Any) -> Any:
         choice = _relaxed(point, most, per_chip)
         made = _with(base, part_pools, choice)
-        found = _numbers(system.evaluate(made, model, load, engine, limits, draft))
+        found = _numbers(made, system.evaluate(made, model, load, engine, limits, draft))
         gains = [sign * jnp.log(found[axis]) for sign, axis in zip(signs, axes, strict=True)]
         over = maximum(jnp.log(jnp.sum(choice.chips * choice.replicas) / most), 0.0)
         missed = jnp.sum(maximum(-found["margins"][jnp.asarray(_RELAXED)], 0.0))
@@ -446,7 +487,16 @@ def _neighbours(value: float, choices: Sequence[int]) -> list[int]:
 # ---- What is asked by names ----
 
 
-def frontier(
+_NEEDS = {
+    "output_tokens_per_second_rack": "rack_chips",
+    "output_tokens_per_second_kw": "tdp",
+    "usd_per_million_output_tokens": "a price",
+}
+_DRAFTS = (0, 1, 2, 3, 4, 5, 6, 8)
+_MICRO = (1, 2, 3)
+
+
+def space(
     model: ModelLike,
     pools: Mapping[str, PoolAsked | str],
     *,
@@ -455,56 +505,18 @@ def frontier(
     osl: int,
     max_chips: int = 16,
     batches: Sequence[int] = _BATCHES,
-    drafts: Sequence[int] = (0, 1, 2, 3, 4, 5, 6, 8),
-    micro: Sequence[int] = (1, 2, 3),
-    x: str = "tokens_per_second_user",
-    y: str = "output_tokens_per_second_chip",
-    descend: bool = False,
+    drafts: Sequence[int] = _DRAFTS,
+    micro: Sequence[int] = _MICRO,
     **options: Any,
-) -> xr.Dataset:
-    """Returns the systems of a placement that none betters on two axes, along `point`.
+) -> Space:
+    """Returns what a frontier searches; see `frontier` for the arguments.
 
-    Every layout of each pool (tensor-parallel degrees that cut the network; on wafers the
-    pipelines asked for), every way to fill `max_chips` with whole replicas, every batch, and where
-    there are drafts or pools of attention and FFN every number of drafts and micro-batches.
-
-    Args:
-        model, pools, base, isl, osl, options: as of `perfmodel.systems.serve`. A pool's `tp` above
-            1, `pp` or `regions` fix its layout; others try all.
-        max_chips: chips of all pools.
-        batches, drafts, micro: choices of each.
-        x, y: names of `AXES`.
-        descend: find the systems by gradient, and compare with the enumeration: `hypervolume` is
-            the share of its hypervolume that is reached.
-
-    Raises:
-        Infeasible: no system of the placement is feasible.
+    `enumerate_systems` lists it and `score` evaluates the list, where more than the front is asked.
     """
-    for axis in (x, y):
-        if axis not in AXES:
-            raise InputError(f"axis: {axis!r} is none of {', '.join(AXES)}")
     where, named = table(pools, base)
     parsed = {n: parse_pool(p, n) if isinstance(p, str) else p for n, p in named.items()}
     made = ask(model, parsed, where, batch=1, isl=isl, osl=osl, **options)
-    space = _space(model, made, where, max_chips, batches, drafts, micro)
-    axes = (x, y)
-    choices = enumerate_systems(space)
-    values = score(space, choices)
-    rows = front(values, axes)
-    extra: dict[str, Any] = {"evaluated": len(choices.batch)}
-    if not len(rows):
-        raise Infeasible(_why(space, values))
-    if descend:
-        near, started, gradients = descended(space, axes)
-        own = score(space, near)
-        best = front(own, axes)
-        share = _hypervolume(own, best, values, rows, axes)
-        extra |= {
-            "hypervolume": share, "starts": started, "gradients": gradients,
-            "enumerated": len(choices.batch), "evaluated": started + len(near.batch),
-        }  # fmt: skip
-        choices, values, rows = near, own, best
-    return _dataset(space, choices.take(rows), {k: v[rows] for k, v in values.items()}, axes, extra)
+    return _space(model, made, where, max_chips, batches, drafts, micro)
 
 
 def size(
@@ -618,6 +630,62 @@ def _space(
         tuple(drafts) if made.built.speculation is not None else (0,),
         tuple(micro) if apart else (1,),
     )  # fmt: skip
+
+
+def frontier(
+    model: ModelLike,
+    pools: Mapping[str, PoolAsked | str],
+    *,
+    x: str = "tokens_per_second_user",
+    y: str = "output_tokens_per_second_chip",
+    descend: bool = False,
+    **options: Any,
+) -> xr.Dataset:
+    """Returns the systems of a placement that none betters on two axes, along `point`.
+
+    Every layout of each pool (tensor-parallel degrees that cut the network; on wafers the
+    pipelines asked for), every way to fill `max_chips` with whole replicas, every batch, and where
+    there are drafts or pools of attention and FFN every number of drafts and micro-batches.
+
+    Args:
+        model, pools: as of `perfmodel.systems.serve`. A pool's `tp` above 1, `pp` or `regions` fix
+            its layout; others try all.
+        options: `max_chips` of all pools (16), `batches`, `drafts` and `micro`, choices of each;
+            `base`, `isl`, `osl` and what else `perfmodel.systems.serve` takes.
+        x, y: names of `AXES`.
+        descend: find the systems by gradient, and compare with the enumeration: `hypervolume` is
+            the share of its hypervolume that is reached.
+
+    Raises:
+        Infeasible: no system of the placement is feasible.
+        InputError: an axis is none, or needs a number of a chip that is unknown.
+    """
+    axes = (x, y)
+    for axis in axes:
+        if axis not in AXES:
+            raise InputError(f"axis: {axis!r} is none of {', '.join(AXES)}")
+    searched = space(model, pools, **options)
+    choices = enumerate_systems(searched)
+    values = score(searched, choices)
+    for axis in axes:
+        if not np.any(np.isfinite(values[axis])):
+            raise InputError(f"{axis}: {_NEEDS.get(axis, 'what it needs')} of a pool is unknown")
+    rows = front(values, axes)
+    extra: dict[str, Any] = {"evaluated": len(choices.batch)}
+    if not len(rows):
+        raise Infeasible(_why(searched, values))
+    if descend:
+        near, started, gradients = descended(searched, axes)
+        own = score(searched, near)
+        best = front(own, axes)
+        share = _hypervolume(own, best, values, rows, axes)
+        extra |= {
+            "hypervolume": share, "starts": started, "gradients": gradients,
+            "enumerated": len(choices.batch), "evaluated": started + len(near.batch),
+        }  # fmt: skip
+        choices, values, rows = near, own, best
+    kept = {name: value[rows] for name, value in values.items()}
+    return _dataset(searched, choices.take(rows), kept, axes, extra)
 
 
 def _why(space: Space, values: Mapping[str, np.ndarray]) -> str:

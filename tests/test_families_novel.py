@@ -137,10 +137,21 @@ def test_frontier_lays_layers_side_by_side_on_wafers():
     # The best number of stages lies inside: sums are shorter on small regions, products longer.
     assert set(found.tp.values) == {1} and set(found.pp.values) == {1}
     assert 1 < found.regions.values.min() <= found.regions.values.max() <= 32
-    # 16 requests fill 16 stages.
+    # 16 requests fill 16 stages, and their prompts more of them.
     busiest = found.isel(point=int(found.output_tokens_per_second_chip.values.argmax()))
-    assert int(busiest.regions) == 16
+    assert int(busiest.regions) >= 16
     assert set(found["chunk"].values) == {8}
+
+
+def test_a_prompt_passes_few_sequences_quickly_in_a_deep_pipeline():
+    # 125 chunks of 8 tokens in 32 stages: four rounds of its 100, not all of them.
+    def speed(batch: int) -> float:
+        found = perfmodel.estimate(
+            "llama-3.1-8b", "cs3", regions=32, batch=batch, isl=1000, osl=100, weights="bf16"
+        )
+        return float(found.tokens_per_second_user)
+
+    assert speed(2) > 0.9 * speed(1)
 
 
 @pytest.mark.parametrize(
