@@ -575,14 +575,15 @@ def estimate(
     queued = closed_queue(service, stays * each, running, variability(load, engine))
     prefill_time = fill + queued - together * (queued - service)
     # A request that finds others decoding waits for the running step to end, on average half of
-    # it: of a long one more often. Behind a prompt in a step of its own it waits in the queue.
-    square = decode_round * decode_round + minimum(share, 1.0) * (
+    # it: of a long one more often. Where prompts follow one another, that is part of their queue.
+    met = minimum(share, 1.0)
+    square = decode_round * decode_round + met * (
         mixed_round * mixed_round - decode_round * decode_round
     )
-    running_step = (1.0 - alone) * square * inverse(tpot)
-    running_step = running_step + alone * tpot * (1.0 - minimum(share, 1.0))
-    later = (engine.admission_steps - 1.0) * tpot * (1.0 - alone * minimum(share, 1.0))
-    before = engine.request_time + 0.5 * (running_step + later) * minimum(others, 1.0)
+    step = (1.0 - alone) * square * inverse(tpot) + alone * tpot
+    idle = 1.0 - met * (alone + (1.0 - alone) * met)
+    stepwise = 0.5 * (step + (engine.admission_steps - 1.0) * tpot) * idle
+    before = engine.request_time + stepwise * minimum(others, 1.0)
     there = stays + (before + prefill_time) * inverse(tpot)
     share = minimum(share, per_round * others * inverse(there))
     tpot = mean_round(share)

@@ -308,14 +308,15 @@ def evaluate(
         queued = closed_queue(prompts.service, stays * each + handed, customers, varied)
         prefill_time = prompts.fill + queued - together * (queued - prompts.service)
         met = on.pa * minimum(share, 1.0)
-        square = turn.time * turn.time + minimum(share, 1.0) * (
+        square = turn.time * turn.time + met * (
             prompts.round * prompts.round - turn.time * turn.time
         )
-        running_step = fused * square * inverse(time) + alone * time * (1.0 - met)
-        later = (engine.admission_steps - 1.0) * time * (1.0 - alone * met)
+        step = fused * square * inverse(time) + alone * time
+        idle = 1.0 - met * (alone + fused * met)
+        stepwise = 0.5 * (step + (engine.admission_steps - 1.0) * time) * idle
         # Prompts on a pool of their own pass through two servers, one after the other.
         taken_in = engine.request_time * (2.0 - on.pa)
-        before = taken_in + 0.5 * (running_step + later) * minimum(others, 1.0) + handed
+        before = taken_in + stepwise * minimum(others, 1.0) + handed
         there = stays + (before + prefill_time) * inverse(time)
         share = minimum(share, prompts.per_round * others * inverse(there))
         time = with_chunks(turn, share)
