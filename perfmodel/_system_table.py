@@ -123,10 +123,14 @@ def _simulated(found: "xr.Dataset") -> "list[RenderableType]":
     ):  # fmt: skip
         values = found[f"simulated_{key}_s"].values * factor
         table.add_row(f"{words} [{unit}]", *(f"{value:,.3f}" for value in values))
+    speeds = found["simulated_tokens_per_second_user_e2e"].values
+    table.add_row("tok/s a user, E2E", *(f"{value:,.1f}" for value in speeds))
     count, again, away = (
         int(found[f"simulated_{key}"]) for key in ("requests", "preemptions", "rejected")
     )
-    said = f"{count:,} requests followed, {again:,} preemptions, {away:,} turned away"
+    said = f"{count:,} requests followed, {again:,} preemptions, {away:,} turned away; "
+    said += f"{float(found['simulated_within_limits']):.0%} within the limits, "
+    said += f"{float(found['simulated_goodput']):.3g} a second"
     return [table, lines(said), ""]
 
 

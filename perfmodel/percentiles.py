@@ -35,7 +35,8 @@ def percentiles(
     spread: float = 0.2,
     seed: int = 0,
 ) -> xr.Dataset:
-    """Returns mean, P50, P90 and P99 of TTFT, TPOT and E2E along `statistic`, and counts.
+    """Returns mean, P50, P90 and P99 of TTFT, TPOT, E2E and OSL/E2E along `statistic`, counts, and
+    the goodput: requests a second within the limits on TTFT and TPOT.
 
     Args:
         made: a checked system (`perfmodel.systems.ask`).
@@ -61,6 +62,25 @@ def percentiles(
         values = [found[f"{name}_{statistic}"] for statistic in names]
         about = {"units": "s", "long_name": f"{words}, simulated"}
         variables[f"simulated_{name}_s"] = ("statistic", values, about)
+    steady = outcome.steady()
+    done = ~steady.rejected & (steady.osl > 0)
+    speeds = steady.osl[done] / steady.e2e[done]
+    values = [np.mean(speeds), *(np.percentile(speeds, 100 - share) for share in SHARES)]
+    about = {
+        "units": "token/s",
+        "long_name": "output tokens over the whole request (OSL/E2E), simulated; a percentile is "
+        "what so many requests have at least",
+    }
+    variables["simulated_tokens_per_second_user_e2e"] = ("statistic", values, about)
+    limits = made.asked.limits
+    kept = done & (steady.ttft <= float(limits.ttft))
+    # One token has no time per token that could be too long.
+    kept &= ~(steady.tpot > float(limits.tpot))
+    share = float(np.mean(kept))
+    about = {"units": "1", "long_name": "share of requests within the limits, simulated"}
+    variables["simulated_within_limits"] = ((), share, about)
+    about = {"units": "request/s", "long_name": "requests within the limits per second, simulated"}
+    variables["simulated_goodput"] = ((), share * whole["request_rate"], about)
     for name, unit, words in (
         ("requests", "request", "requests followed"),
         ("rejected", "request", "requests that never fit"),
