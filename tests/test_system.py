@@ -1,5 +1,6 @@
 """Systems of pools: any placement by one function, against the service of one pool and by hand."""
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -245,6 +246,32 @@ def test_derivatives_are_finite_and_right() -> None:
             np.testing.assert_allclose(
                 slopes[:, i], (ends[0] - ends[1]) / (2 * step), rtol=2e-3, atol=5e-4
             )
+
+
+def test_the_split_of_memory_can_be_descended() -> None:
+    """Weights before keys, or keys before weights, over SRAM and LPDDR of a Corsair, in float64."""
+    with jax.enable_x64(True):
+        network, engine = load_model(DRAFT).model, load_engine("ideal").engine
+
+        def tpot(x: Any) -> Any:
+            offload, first = x
+            split = pool("corsair", "int8", chips=4, batch=8)
+            plan = dataclasses.replace(split.plan, offload=offload, weights_first=first)
+            split = dataclasses.replace(split, plan=plan)
+            made = placement.build(placement.aggregated("a"), {"a": split})
+            made, model, load, eng = jax.tree.map(
+                jnp.asarray, (made, network, Load(2000.0, 500.0), engine)
+            )
+            return jnp.log(system.evaluate(made, model, load, eng).tpot)
+
+        program = jax.jit(jax.value_and_grad(tpot), compiler_options=dict(UNFUSED))
+        at = jnp.asarray([0.6, 0.93])
+        _, slopes = program(at)
+        ends = [[program(at.at[i].add(s * 1e-6))[0] for s in (1, -1)] for i in range(2)]
+        differences = [(high - low) / 2e-6 for high, low in ends]
+        np.testing.assert_allclose(slopes, differences, rtol=1e-3, atol=1e-5)
+        # Where weights lie counts: they are read for every token, keys for their own sequence.
+        assert abs(float(slopes[1])) > 1e-3
 
 
 def test_a_pool_that_is_not_there() -> None:

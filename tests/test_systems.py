@@ -10,6 +10,7 @@ import xarray as xr
 
 from perfmodel import cli, system_search, systems
 from perfmodel.errors import Infeasible, InputError
+from perfmodel.placement import Links
 from perfmodel.systems import Classes, PoolAsked, Scheduling
 
 pytestmark = pytest.mark.xdist_group("system")
@@ -128,6 +129,32 @@ def test_a_draft_needs_the_same_vocabulary() -> None:
         serve(draft="qwen3-0.6b", spec=spec)
     with pytest.raises(InputError, match="belong together"):
         serve(spec=spec)
+
+
+def test_draft_heads() -> None:
+    spec = systems.acceptance(4, None, [1.79, 2.5, 3.0, 3.3])
+    found = serve(draft="eagle", spec=spec)
+    assert float(found["tokens_per_cycle"]) == pytest.approx(3.3)
+    assert float(found["tpot_s"]) < float(serve()["tpot_s"])
+    assert found.attrs["draft"] == "eagle"
+    # One decoder layer, two norms and a product of twice the hidden width: 1.1 % of the weights.
+    more = float(found["pool_weight_bytes"][0]) / float(serve()["pool_weight_bytes"][0])
+    assert 1.01 < more < 1.03
+    with pytest.raises(InputError, match="no draft layers of its own .nearest: eagle"):
+        serve(draft="mtp", spec=spec)
+    with pytest.raises(InputError, match="run where it decodes"):
+        serve({**ONE, "draft": "l40s"}, draft="eagle", spec=spec)
+
+
+def test_links() -> None:
+    one = {"prefill": "gb200:tp=4,weights=fp8", "decode": "gb200:tp=4,weights=fp8"}
+    ports, inside = serve(one), systems.link(None, None, inside=True)
+    near = serve(one, links=Links(inside, inside, inside))
+    # 900 GB/s inside the domain, 50 GB/s at 74 % outside.
+    ratio = float(ports["link_load"][0]) / float(near["link_load"][0])
+    assert ratio == pytest.approx(900 / 37, rel=0.05)
+    with pytest.raises(InputError, match="must not be negative"):
+        systems.link(-1.0, None)
 
 
 def test_a_frontier_of_systems() -> None:
