@@ -2,8 +2,12 @@
 
 import dataclasses
 import math
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import typer
+
+from perfmodel._commands import command, print_json, ready, working
 from perfmodel.errors import InputError, shorten
 
 if TYPE_CHECKING:
@@ -237,3 +241,63 @@ def _read(asked: Asked) -> tuple[Any, dict[str, Any], Any, dict[str, Any]]:
         extra["scheduling"] = how
     network = load_model(asked.model, assume_dense=asked.assume_dense)
     return network, pools, base, extra
+
+
+def asked(
+    model: str,
+    named: dict[str, str | None],
+    draft: str | None,
+    acceptance: str | None,
+    accepted_length: str | None,
+    link: str | None,
+    classes: list[str] | None,
+    precision: list[str] | None,
+    assume_dense: bool,
+) -> Asked:
+    """Returns the options of a search; pools that name no format have the one asked for."""
+    base: dict[str, Any] = {"weights": None, "activations": None, "kv": None}
+    base |= dict(zip(base, (precision or ["fp8"])[0].split("/"), strict=False))
+    return Asked(
+        model=model, chip=None, pools={k: v for k, v in named.items() if v is not None},
+        draft=draft, draft_tokens=4.0, acceptance=acceptance, accepted_length=accepted_length,
+        micro_batches=1, link=link, base=base, assume_dense=assume_dense, classes=classes or [],
+    )  # fmt: skip
+
+
+def show_size(
+    context: typer.Context, given: Asked, chips: list[str], json: bool, **options: Any
+) -> None:
+    """Finds the smallest system of the pools named that serves a rate."""
+    from perfmodel import _json, report
+
+    with working("evaluating every system", quiet=json):
+        ready()
+        found = size(given, chips, **options).assign_attrs(command(context))
+    if json:
+        print_json(_json.systems(found, {}))
+        return
+    report.write(report.systems_table(found))
+
+
+def show_frontier(
+    context: typer.Context,
+    given: Asked,
+    chips: list[str],
+    out: Path | None,
+    json: bool,
+    **options: Any,
+) -> None:
+    """Finds the systems worth having, beside those of one pool of each chip."""
+    from perfmodel import _json, report
+
+    with working("evaluating every system", quiet=json):
+        ready()
+        found = frontier(given, chips, dict(given.base), **options)
+        found = found.assign_attrs(command(context))
+        files = {} if out is None else report.save_systems(found, out)
+    if json:
+        print_json(_json.systems(found, files))
+        return
+    report.write(report.systems_table(found))
+    if files:
+        report.write("\n".join(f"wrote {path}" for path in files.values()))

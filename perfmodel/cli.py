@@ -25,6 +25,36 @@ from perfmodel._commands import print_json as _print_json
 from perfmodel._commands import ready as _ready
 from perfmodel._commands import show as _show
 from perfmodel._commands import working as _working
+from perfmodel._options import (
+    Acceptance,
+    Accepted,
+    Attention,
+    Classes,
+    Decode,
+    Dense,
+    Draft,
+    DraftTokens,
+    Electricity,
+    Ffn,
+    Hit,
+    Images,
+    Lifetime,
+    Link,
+    ModelName,
+    Ownership,
+    Precisions,
+    Prefill,
+    Prices,
+    Pue,
+    Routing,
+    Tpot,
+    Ttft,
+    exponent,
+    is_table,
+    kv_options,
+    price_table,
+    seconds,
+)
 from perfmodel.errors import Infeasible, InputError, shorten
 
 app = typer.Typer(
@@ -38,178 +68,6 @@ app = typer.Typer(
 )
 
 app.add_typer(_chips_command.app)
-
-# ---- Options that commands share ----
-
-_ModelName = Annotated[
-    str, typer.Argument(metavar="MODEL", help="Catalogue name, config.json, or a folder with one.")
-]
-_Dense = Annotated[
-    bool,
-    typer.Option(
-        "--assume-dense", help="Read a config.json that is not understood as a dense decoder."
-    ),
-]
-_Hit = Annotated[float, typer.Option(help="Share of the prompt already cached, 0 to below 1.")]
-_Ttft = Annotated[
-    str | None,
-    typer.Option(metavar="TIME", help="Longest time to first token: 2s, 500ms, or seconds."),
-]
-_Tpot = Annotated[
-    str | None,
-    typer.Option(metavar="TIME", help="Longest time per output token: 30ms, 0.03s, or seconds."),
-]
-_Precisions = Annotated[
-    list[str] | None,
-    typer.Option(
-        help="Format, or weights/activations/kv (repeat for more).",
-        show_default="bf16 and fp8",
-    ),
-]
-_Prices = Annotated[
-    list[str] | None,
-    typer.Option(metavar="[CHIP=]USD", help="Rent of one chip and hour (repeat for more)."),
-]
-_Ownership = Annotated[
-    str,
-    typer.Option(
-        metavar="rented|list|cost",
-        help="Rent, or owned at list price or at the estimated cost of making the chip.",
-    ),
-]
-_Electricity = Annotated[
-    float | None, typer.Option(metavar="USD", help="Price of a kWh, for owned chips.")
-]
-_Pue = Annotated[float | None, typer.Option(help="Power usage effectiveness of the site.")]
-_Lifetime = Annotated[
-    float | None, typer.Option(metavar="YEARS", help="Over which an owned chip is paid off.")
-]
-_Routing = Annotated[
-    str,
-    typer.Option(
-        metavar="uniform|power:EXPONENT",
-        help="How tokens fall on experts: evenly, or by a power law (docs/routing.md).",
-    ),
-]
-_Classes = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--class",
-        metavar="NAME=ISL:OSL:SHARE[:HIT]",
-        help="Kind of requests, instead of --isl and --osl (repeat for more).",
-    ),
-]
-_POOL = "CHIP[:tp=…,replicas=…]"
-_Prefill = Annotated[str | None, typer.Option(metavar=_POOL, help="Pool that computes prompts.")]
-_Decode = Annotated[
-    str | None, typer.Option(metavar=_POOL, help="Pool that decodes (attention and FFN).")
-]
-_Attention = Annotated[
-    str | None, typer.Option(metavar=_POOL, help="Pool of attention while decoding.")
-]
-_Ffn = Annotated[
-    str | None, typer.Option(metavar=_POOL, help="Pool of feed-forward layers while decoding.")
-]
-_Draft = Annotated[
-    str | None,
-    typer.Option(
-        metavar="MODEL[@CHIP:…]|mtp|eagle", help="What drafts, and its pool (else where decoded)."
-    ),
-]
-_DraftTokens = Annotated[float, typer.Option(help="Tokens drafted in a cycle.")]
-_Acceptance = Annotated[
-    str | None, typer.Option(metavar="RATE[,RATE…]", help="Share of drafts accepted, by position.")
-]
-_Accepted = Annotated[
-    str | None,
-    typer.Option(metavar="LENGTH[,…]", help="Mean tokens of a cycle, or those of 1, 2, … drafts."),
-]
-_Link = Annotated[
-    str | None,
-    typer.Option(
-        metavar="GB/s|domain|inf",
-        help="Bandwidth between pools; domain: they share one (NVL72).",
-        show_default="the chips' ports",
-    ),
-]
-_Images = Annotated[
-    float,
-    typer.Option(help="Images of a prompt; their tokens are part of the prompt tokens."),
-]
-
-
-def _time(text: str | None, option: str) -> float | None:
-    """Returns seconds from `2s`, `500ms`, `80us` or a plain number of seconds."""
-    if text is None:
-        return None
-    known = {"ms": 1e-3, "us": 1e-6, "µs": 1e-6, "s": 1.0}
-    words = text.strip().lower()
-    unit = next((unit for unit in known if words.endswith(unit)), "")
-    try:
-        return float(words.removesuffix(unit)) * known.get(unit, 1.0)
-    except ValueError:
-        raise InputError(
-            f"{option}: a time is needed (2s, 500ms, or plain seconds), not '{shorten(text)}'"
-        ) from None
-
-
-def _exponent(text: str) -> float | None:
-    """Returns the exponent of routing from `power:1.2`, None from `uniform`."""
-    kind, colon, number = text.strip().lower().partition(":")
-    if kind == "uniform" and not colon:
-        return None
-    with contextlib.suppress(ValueError):
-        if kind == "power":
-            return float(number)
-    raise InputError(
-        f"--routing: 'uniform' or 'power:EXPONENT' is needed (nearest: power:1.2), "
-        f"not '{shorten(text)}'"
-    )
-
-
-def _is_table(text: str) -> bool:
-    """Returns whether `--trace` names a table of requests, not a function."""
-    return Path(text).suffix in (".csv", ".parquet", ".jsonl", ".ndjson") or Path(text).is_file()
-
-
-def _kv(text: str | None) -> tuple[str | None, str]:
-    """Returns the format of the KV cache, and how its memory is given out ("" where not said)."""
-    parts = [part.strip() for part in (text or "").split(",") if part.strip()]
-    policy = [part for part in parts if part.partition(":")[0] in ("paged", "reserved")]
-    formats = [part for part in parts if part not in policy]
-    if len(policy) > 1 or len(formats) > 1:
-        raise InputError(f"--kv: one format and one of paged, reserved, not '{shorten(text)}'")
-    return (formats or [None])[0], (policy or [""])[0]
-
-
-def _prices(given: list[str] | None) -> "float | dict[str, float] | None":
-    """Returns prices from `2.5` for every chip, or `h100=2.5` for one."""
-    if not given:
-        return None
-    from perfmodel.chips import load_chip
-
-    table: dict[str, float] = {}
-    for text in given:
-        name, _, amount = text.rpartition("=")
-        try:
-            dollars = float(amount)
-        except ValueError:
-            raise InputError(
-                f"--price: dollars per chip and hour are needed (2.5, or h100=2.5), "
-                f"not '{shorten(text)}'"
-            ) from None
-        if "=" in text and not name.strip():
-            raise InputError(f"--price: a chip's name is needed before '=' in '{shorten(text)}'")
-        if not name and len(given) > 1:
-            raise InputError("--price: name a chip in each (h100=2.5) where there are several")
-        if not name:
-            return dollars
-        chip = load_chip(name).name
-        if chip in table:
-            raise InputError(f"--price: {chip} is given more than once")
-        table[chip] = dollars
-    return table
-
 
 # ---- Commands ----
 
@@ -260,7 +118,7 @@ def estimate(
     batch: Annotated[int, typer.Option(help="Concurrent requests per replica.")] = 1,
     isl: _Isl = 4000,
     osl: _Osl = 1000,
-    prefix_hit: _Hit = 0.0,
+    prefix_hit: Hit = 0.0,
     weights: Annotated[
         str | None, typer.Option(help="Format of weights: bf16, fp8, int8, int4, nvfp4, mxfp4.")
     ] = None,
@@ -279,7 +137,7 @@ def estimate(
             help="Requests come and go, or wait for the longest output of their batch.",
         ),
     ] = "continuous",
-    classes: _Classes = None,
+    classes: Classes = None,
     cache_tokens: Annotated[
         str | None,
         typer.Option(
@@ -295,17 +153,17 @@ def estimate(
         int | None, typer.Option(help="Most prompt tokens in a step.", show_default="the engine's")
     ] = None,
     replicas: Annotated[int, typer.Option(help="Equal replicas.")] = 1,
-    slo_ttft: _Ttft = None,
-    slo_tpot: _Tpot = None,
+    slo_ttft: Ttft = None,
+    slo_tpot: Tpot = None,
     price: Annotated[
         float | None, typer.Option(metavar="USD", help="Rent of one chip and hour.")
     ] = None,
-    ownership: _Ownership = "rented",
-    electricity: _Electricity = None,
-    pue: _Pue = None,
-    lifetime: _Lifetime = None,
-    routing: _Routing = "uniform",
-    images: _Images = 0.0,
+    ownership: Ownership = "rented",
+    electricity: Electricity = None,
+    pue: Pue = None,
+    lifetime: Lifetime = None,
+    routing: Routing = "uniform",
+    images: Images = 0.0,
     operators: Annotated[
         bool, typer.Option("--operators", help="Open the steps down to their operators.")
     ] = False,
@@ -338,25 +196,25 @@ def estimate(
             help="Argument of that function, as 8,4096:bf16 (repeat for more).",
         ),
     ] = None,
-    prefill: _Prefill = None,
-    decode: _Decode = None,
-    attention: _Attention = None,
-    ffn: _Ffn = None,
-    draft: _Draft = None,
-    draft_tokens: _DraftTokens = 4.0,
-    acceptance: _Acceptance = None,
-    accepted_length: _Accepted = None,
+    prefill: Prefill = None,
+    decode: Decode = None,
+    attention: Attention = None,
+    ffn: Ffn = None,
+    draft: Draft = None,
+    draft_tokens: DraftTokens = 4.0,
+    acceptance: Acceptance = None,
+    accepted_length: Accepted = None,
     micro_batches: Annotated[
         int, typer.Option(help="Micro-batches that take turns between pools.")
     ] = 1,
-    link: _Link = None,
+    link: Link = None,
     export: Annotated[
         str | None,
         typer.Option(
             metavar="vllm|sglang|trtllm", help="Tell the commands that start and measure it."
         ),
     ] = None,
-    assume_dense: _Dense = False,
+    assume_dense: Dense = False,
     json: _Json = False,
 ) -> None:
     """Tell what one design achieves and what binds it.
@@ -368,11 +226,11 @@ def estimate(
     from perfmodel import _export_command
 
     _export_command.check(export, trace)
-    if trace is not None and not _is_table(trace):
+    if trace is not None and not is_table(trace):
         _estimate_function(context, trace, shape or [], model, json)
         return
     named = {"prefill": prefill, "decode": decode, "attention": attention, "ffn": ffn}
-    kv, policy = _kv(kv)
+    kv, policy = kv_options(kv)
     scheduled = (
         batching != "continuous", policy not in ("", "paged"), bool(classes), trace is not None,
         simulate > 0,
@@ -399,9 +257,9 @@ def estimate(
             _ready()
             found, scripts = _system_command.run(
                 made, export, batch=batch, isl=isl, osl=osl, prefix_hit=prefix_hit, engine=engine,
-                slo_ttft=_time(slo_ttft, "--slo-ttft"), slo_tpot=_time(slo_tpot, "--slo-tpot"),
+                slo_ttft=seconds(slo_ttft, "--slo-ttft"), slo_tpot=seconds(slo_tpot, "--slo-tpot"),
                 price=price, ownership=ownership, electricity=electricity, pue=pue,
-                lifetime=lifetime, routing=_exponent(routing),
+                lifetime=lifetime, routing=exponent(routing),
             )  # fmt: skip
             found = found.assign_attrs(_command(context))
         made_by = found.attrs["command"]
@@ -426,9 +284,9 @@ def estimate(
         weights_first=weights_first, batch=batch, chunk=chunk,
         replicas=replicas, isl=isl, osl=osl,
         prefix_hit=prefix_hit, weights=weights, activations=activations, kv=kv, engine=engine,
-        slo_ttft=_time(slo_ttft, "--slo-ttft"), slo_tpot=_time(slo_tpot, "--slo-tpot"),
+        slo_ttft=seconds(slo_ttft, "--slo-ttft"), slo_tpot=seconds(slo_tpot, "--slo-tpot"),
         price=price, ownership=ownership, electricity=electricity, pue=pue, lifetime=lifetime,
-        routing=_exponent(routing), images=images or None,
+        routing=exponent(routing), images=images or None,
     )  # fmt: skip
     if out is not None and not sensitivity and export is None:
         raise InputError("--out: there is something to write with --sensitivity or --export")
@@ -516,7 +374,7 @@ def _estimate_function(
 @app.command()
 def frontier(
     context: typer.Context,
-    model: _ModelName,
+    model: ModelName,
     chip: Annotated[
         list[str] | None, typer.Option(help="Chip (repeat for more), a TOML file of one, or all.")
     ] = None,
@@ -546,18 +404,18 @@ def frontier(
         list[int] | None,
         typer.Option(help="Context-parallel degrees to try (repeat).", show_default="1"),
     ] = None,
-    precision: _Precisions = None,
-    slo_ttft: _Ttft = None,
-    slo_tpot: _Tpot = None,
-    prefix_hit: _Hit = 0.0,
+    precision: Precisions = None,
+    slo_ttft: Ttft = None,
+    slo_tpot: Tpot = None,
+    prefix_hit: Hit = 0.0,
     engine: _Engine = "neutral",
-    price: _Prices = None,
-    ownership: _Ownership = "rented",
-    electricity: _Electricity = None,
-    pue: _Pue = None,
-    lifetime: _Lifetime = None,
-    routing: _Routing = "uniform",
-    images: _Images = 0.0,
+    price: Prices = None,
+    ownership: Ownership = "rented",
+    electricity: Electricity = None,
+    pue: Pue = None,
+    lifetime: Lifetime = None,
+    routing: Routing = "uniform",
+    images: Images = 0.0,
     descend: Annotated[
         bool, typer.Option("--descend", help="Find the plans by gradient; compare with all.")
     ] = False,
@@ -567,16 +425,16 @@ def frontier(
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write frontier.nc, .png and .html there.")
     ] = None,
-    classes: _Classes = None,
-    prefill: _Prefill = None,
-    decode: _Decode = None,
-    attention: _Attention = None,
-    ffn: _Ffn = None,
-    draft: _Draft = None,
-    acceptance: _Acceptance = None,
-    accepted_length: _Accepted = None,
-    link: _Link = None,
-    assume_dense: _Dense = False,
+    classes: Classes = None,
+    prefill: Prefill = None,
+    decode: Decode = None,
+    attention: Attention = None,
+    ffn: Ffn = None,
+    draft: Draft = None,
+    acceptance: Acceptance = None,
+    accepted_length: Accepted = None,
+    link: Link = None,
+    assume_dense: Dense = False,
     json: _Json = False,
 ) -> None:
     """Find the plans worth having, for each chip.
@@ -588,16 +446,18 @@ def frontier(
     if any(named.values()) or draft is not None or classes:
         if any(_budgets(max_power, max_racks, max_cost).values()):
             raise InputError("--max-power, --max-racks, --max-cost: of one pool only")
-        asked = _system_options(
+        from perfmodel import _system_command
+
+        asked = _system_command.asked(
             model, named, draft, acceptance, accepted_length, link, classes, precision, assume_dense
         )
-        _frontier_of_systems(
+        _system_command.show_frontier(
             context, asked, chip or [], out, json,
             isl=isl, osl=osl, max_chips=16 if max_chips is None else max_chips,
             prefix_hit=prefix_hit, engine=engine, x=x, y=y,
-            descend=descend, price=_prices(price), ownership=ownership, electricity=electricity,
-            pue=pue, lifetime=lifetime, slo_ttft=_time(slo_ttft, "--slo-ttft"),
-            slo_tpot=_time(slo_tpot, "--slo-tpot"),
+            descend=descend, price=price_table(price), ownership=ownership, electricity=electricity,
+            pue=pue, lifetime=lifetime, slo_ttft=seconds(slo_ttft, "--slo-ttft"),
+            slo_tpot=seconds(slo_tpot, "--slo-tpot"),
         )  # fmt: skip
         return
     if not chip:
@@ -605,10 +465,10 @@ def frontier(
     choices = {"precisions": precision, "pp": pp, "cp": cp}
     extra: dict[str, Any] = {name: given for name, given in choices.items() if given}
     extra |= {
-        "slo_ttft": _time(slo_ttft, "--slo-ttft"),
-        "slo_tpot": _time(slo_tpot, "--slo-tpot"),
+        "slo_ttft": seconds(slo_ttft, "--slo-ttft"),
+        "slo_tpot": seconds(slo_tpot, "--slo-tpot"),
         **_budgets(max_power, max_racks, max_cost),
-        "routing": _exponent(routing),
+        "routing": exponent(routing),
         "images": images or None,
     }
     from perfmodel import report
@@ -624,7 +484,7 @@ def frontier(
                     perfmodel.load_model(model, assume_dense=assume_dense), chip,
                     isl=isl, osl=osl, max_chips=max_chips,
                     prefix_hit=prefix_hit, engine=engine, x=x, y=y, per=per, descend=descend,
-                    price=_prices(price),
+                    price=price_table(price),
                     ownership=ownership, electricity=electricity, pue=pue, lifetime=lifetime,
                     **extra,
                 ).assign_attrs(_command(context))  # fmt: skip
@@ -653,78 +513,16 @@ def frontier(
         report.write("\n".join(f"wrote {path}" for path in files.values()))
 
 
-def _system_options(
-    model: str,
-    named: dict[str, str | None],
-    draft: str | None,
-    acceptance: str | None,
-    accepted_length: str | None,
-    link: str | None,
-    classes: list[str] | None,
-    precision: list[str] | None,
-    assume_dense: bool,
-) -> Any:
-    """Returns the options of a search; pools that name no format have the one asked for."""
-    from perfmodel import _system_command
-
-    base: dict[str, Any] = {"weights": None, "activations": None, "kv": None}
-    base |= dict(zip(base, (precision or ["fp8"])[0].split("/"), strict=False))
-    return _system_command.Asked(
-        model=model, chip=None, pools={k: v for k, v in named.items() if v is not None},
-        draft=draft, draft_tokens=4.0, acceptance=acceptance, accepted_length=accepted_length,
-        micro_batches=1, link=link, base=base, assume_dense=assume_dense, classes=classes or [],
-    )  # fmt: skip
-
-
-def _size_of_systems(
-    context: typer.Context, asked: Any, chips: list[str], json: bool, **options: Any
-) -> None:
-    """Finds the smallest system of the pools named that serves a rate."""
-    from perfmodel import _json, _system_command, report
-
-    with _working("evaluating every system", quiet=json):
-        _ready()
-        found = _system_command.size(asked, chips, **options).assign_attrs(_command(context))
-    if json:
-        _print_json(_json.systems(found, {}))
-        return
-    report.write(report.systems_table(found))
-
-
-def _frontier_of_systems(
-    context: typer.Context,
-    asked: Any,
-    chips: list[str],
-    out: Path | None,
-    json: bool,
-    **options: Any,
-) -> None:
-    """Finds the systems worth having, beside those of one pool of each chip."""
-    from perfmodel import _json, _system_command, report
-
-    with _working("evaluating every system", quiet=json):
-        _ready()
-        found = _system_command.frontier(asked, chips, dict(asked.base), **options)
-        found = found.assign_attrs(_command(context))
-        files = {} if out is None else report.save_systems(found, out)
-    if json:
-        _print_json(_json.systems(found, files))
-        return
-    report.write(report.systems_table(found))
-    if files:
-        report.write("\n".join(f"wrote {path}" for path in files.values()))
-
-
 @app.command()
 def size(
     context: typer.Context,
-    model: _ModelName,
+    model: ModelName,
     rate: Annotated[float, typer.Option(help="Requests per second that arrive.")],
-    slo_ttft: _Ttft = None,
-    slo_tpot: _Tpot = None,
+    slo_ttft: Ttft = None,
+    slo_tpot: Tpot = None,
     isl: _Isl = 4000,
     osl: _Osl = 1000,
-    prefix_hit: _Hit = 0.0,
+    prefix_hit: Hit = 0.0,
     chip: Annotated[
         list[str] | None,
         typer.Option(
@@ -740,24 +538,24 @@ def size(
     headroom: Annotated[float, typer.Option(help="Capacity beyond the rate, a share of it.")] = 0.2,
     spare: Annotated[int, typer.Option(help="Replicas beyond those needed, for failures.")] = 1,
     by: Annotated[str, typer.Option(help="Smallest in: chips, usd, kw or nodes.")] = "chips",
-    precision: _Precisions = None,
+    precision: Precisions = None,
     engine: _Engine = "neutral",
-    price: _Prices = None,
-    routing: _Routing = "uniform",
-    images: _Images = 0.0,
+    price: Prices = None,
+    routing: Routing = "uniform",
+    images: Images = 0.0,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write size.nc and size.json there.")
     ] = None,
-    prefill: _Prefill = None,
-    decode: _Decode = None,
-    attention: _Attention = None,
-    ffn: _Ffn = None,
-    draft: _Draft = None,
-    acceptance: _Acceptance = None,
-    accepted_length: _Accepted = None,
-    link: _Link = None,
-    classes: _Classes = None,
-    assume_dense: _Dense = False,
+    prefill: Prefill = None,
+    decode: Decode = None,
+    attention: Attention = None,
+    ffn: Ffn = None,
+    draft: Draft = None,
+    acceptance: Acceptance = None,
+    accepted_length: Accepted = None,
+    link: Link = None,
+    classes: Classes = None,
+    assume_dense: Dense = False,
     json: _Json = False,
 ) -> None:
     """Find the smallest deployment that serves a request rate.
@@ -767,14 +565,16 @@ def size(
     """
     named = {"prefill": prefill, "decode": decode, "attention": attention, "ffn": ffn}
     if any(named.values()) or draft is not None or classes:
-        asked = _system_options(
+        from perfmodel import _system_command
+
+        asked = _system_command.asked(
             model, named, draft, acceptance, accepted_length, link, classes, precision, assume_dense
         )
-        _size_of_systems(
+        _system_command.show_size(
             context, asked, chip or [], json,
             rate=rate, headroom=headroom, max_chips=max_chips, isl=isl, osl=osl,
-            prefix_hit=prefix_hit, engine=engine, price=_prices(price),
-            slo_ttft=_time(slo_ttft, "--slo-ttft"), slo_tpot=_time(slo_tpot, "--slo-tpot"),
+            prefix_hit=prefix_hit, engine=engine, price=price_table(price),
+            slo_ttft=seconds(slo_ttft, "--slo-ttft"), slo_tpot=seconds(slo_tpot, "--slo-tpot"),
         )  # fmt: skip
         return
     extra: dict[str, Any] = {"precisions": precision} if precision else {}
@@ -788,9 +588,9 @@ def size(
             found = perfmodel.size(
                 perfmodel.load_model(model, assume_dense=assume_dense), chip or "all",
                 rate=rate, isl=isl, osl=osl, prefix_hit=prefix_hit,
-                slo_ttft=_time(slo_ttft, "--slo-ttft"), slo_tpot=_time(slo_tpot, "--slo-tpot"),
+                slo_ttft=seconds(slo_ttft, "--slo-ttft"), slo_tpot=seconds(slo_tpot, "--slo-tpot"),
                 headroom=headroom, spare=spare, by=by, max_chips=max_chips, engine=engine,
-                price=_prices(price), routing=_exponent(routing), images=images or None,
+                price=price_table(price), routing=exponent(routing), images=images or None,
                 **_budgets(max_power, max_racks, max_cost), **extra,
             )  # fmt: skip
             failed = None
@@ -812,7 +612,7 @@ def size(
 @app.command()
 def models(
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="One model in full.")] = None,
-    assume_dense: _Dense = False,
+    assume_dense: Dense = False,
     json: _Json = False,
 ) -> None:
     """List models, or one in full."""
@@ -867,8 +667,8 @@ def predict(
             help="A config.json, or a folder with one, that rows name by its name (repeat).",
         ),
     ] = None,
-    assume_dense: _Dense = False,
-    routing: _Routing = "uniform",
+    assume_dense: Dense = False,
+    routing: Routing = "uniform",
     json: _Json = False,
 ) -> None:
     """Predict every row of a table, and compare with what it measured.
@@ -879,7 +679,7 @@ def predict(
     if (runs is None) == (operators is None):
         raise InputError("predict: a table of deployments, or one of kernels after --operators")
     if operators is not None:
-        given = {"--engine": engine, "--model": model, "--routing": _exponent(routing)}
+        given = {"--engine": engine, "--model": model, "--routing": exponent(routing)}
         wrong = next((name for name, value in given.items() if value), None)
         if wrong is not None:
             raise InputError(f"{wrong}: kernels have no {wrong.removeprefix('--')} of their own")
@@ -892,7 +692,7 @@ def predict(
             from perfmodel.prediction import predict_all
 
             own = [load_model(path, assume_dense=assume_dense) for path in model or []]
-            found = predict_all(runs, engine, own, _exponent(routing))
+            found = predict_all(runs, engine, own, exponent(routing))
         else:
             from perfmodel.kernel_tables import predict_kernels
 

@@ -1,0 +1,218 @@
+"""The systems worth having, by gradient: relaxed, improved for a sweep of targets, rounded.
+
+Every choice is a real number (chips of a replica, the share of all chips that a pool has, batch,
+drafts, micro-batches); the estimate of a relaxed system is the same function as that of a whole
+one. What comes out is rounded to whole systems nearby, which are scored like any others.
+"""
+
+import functools
+import itertools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from perfmodel import cache, question, system
+from perfmodel.placement import System
+from perfmodel.relax import maximum
+from perfmodel.serving import MARGINS
+from perfmodel.system_space import (
+    AXES,
+    Choice,
+    Space,
+    compiled_how,
+    enumerate_systems,
+    numbers_of,
+    score,
+    with_choice,
+)
+
+_TARGETS, _STEPS, _RATE, _PENALTY = 64, 80, 0.08, 8.0
+# Relaxed layouts do not cut heads into whole parts; the rounded ones do.
+_RELAXED = [i for i, name in enumerate(MARGINS) if name != "divisibility"]
+
+
+class _Point(NamedTuple):
+    """A system as real numbers: logarithms of chips of a replica and of what a pool has of all
+    chips (before they are shared out), by pool; of batch, drafts + 1 and micro-batches."""
+
+    chips: Any
+    part: Any
+    batch: Any
+    tokens: Any
+    micro: Any
+
+
+def _relaxed(point: _Point, most: Any, per_chip: Any) -> Choice:
+    """Returns the system of a point: pools share all chips, each has at least one replica."""
+    chips = jnp.exp(point.chips)
+    share = jax.nn.softmax(point.part)
+    replicas = maximum(share * most / chips, 1.0)
+    return Choice(
+        chips=chips,
+        stages=maximum(chips * per_chip, 1.0),
+        replicas=replicas,
+        ep=chips,
+        attention_dp=jnp.ones_like(chips),
+        batch=jnp.exp(point.batch),
+        tokens=jnp.exp(point.tokens) - 1.0,
+        micro=jnp.exp(point.micro),
+    )
+
+
+def _descend(
+    part_pools: tuple[int, ...],
+    axes: tuple[str, str],
+    base: System,
+    starts: _Point,
+    targets: Any,
+    low: _Point,
+    high: _Point,
+    most: Any,
+    per_chip: Any,
+    model: Any,
+    load: Any,
+    engine: Any,
+    limits: Any,
+    draft: Any,
+) -> tuple[Any, ...]:
+    """Returns where points end, each of shape [targets, …]."""
+    signs = [1.0 if AXES[axis][1] else -1.0 for axis in axes]
+
+    def loss(point: _Point, target: Any) -> Any:
+        choice = _relaxed(point, most, per_chip)
+        made = with_choice(base, part_pools, choice)
+        found = numbers_of(made, system.evaluate(made, model, load, engine, limits, draft))
+        gains = [sign * jnp.log(found[axis]) for sign, axis in zip(signs, axes, strict=True)]
+        over = maximum(jnp.log(jnp.sum(choice.chips * choice.replicas) / most), 0.0)
+        missed = jnp.sum(maximum(-found["margins"][jnp.asarray(_RELAXED)], 0.0))
+        return _PENALTY * (maximum(target - gains[0], 0.0) + missed + over) - gains[1]
+
+    slope = jax.vmap(jax.grad(loss))
+    optimiser = optax.adam(optax.cosine_decay_schedule(_RATE, _STEPS, alpha=0.02), b1=0.7)
+
+    def step(state: Any, _: None) -> tuple[Any, None]:
+        points, memory = state
+        updates, memory = optimiser.update(slope(points, targets), memory)
+        moved = optax.apply_updates(points, updates)
+        return (jax.tree.map(jnp.clip, moved, low, high), memory), None
+
+    (points, _), _ = jax.lax.scan(step, (starts, optimiser.init(starts)), length=_STEPS)
+    return tuple(points)
+
+
+@functools.cache
+def _descending(part_pools: tuple[int, ...], axes: tuple[str, str]) -> Any:
+    return functools.partial(_descend, part_pools, axes)
+
+
+@functools.cache
+def _descent_program(part_pools: tuple[int, ...], axes: tuple[str, str]) -> Any:
+    return jax.jit(_descending(part_pools, axes), compiler_options=dict(compiled_how()))
+
+
+def descended(space: Space, axes: tuple[str, str]) -> tuple[Choice, int, int]:
+    """Returns whole systems near descended ones; how many were evaluated to start from, and how
+    many gradients were taken."""
+    coarse = space._replace(
+        layouts=tuple(listed[:: max(len(listed) // 2, 1)] for listed in space.layouts),
+        batches=space.batches[:: max(len(space.batches) // 6, 1)],
+        drafts=space.drafts[:: max(len(space.drafts) // 3, 1)],
+        micro=space.micro[:1],
+    )
+    grid = enumerate_systems(coarse)
+    # A few ways to share out the chips start it; the descent finds the rest.
+    grid = grid.take(_spread(grid, 4096))
+    values = score(space, grid)
+    good = np.flatnonzero(np.all(values["margins"] >= 0.0, axis=1))
+    if not len(good):
+        return grid.take(good), len(grid.batch), 0
+    signs = [1.0 if AXES[axis][1] else -1.0 for axis in axes]
+    gains = np.stack(
+        [s * np.log(np.maximum(values[a][good], 1e-30)) for s, a in zip(signs, axes, strict=True)]
+    )
+    targets = np.linspace(gains[0].min(), gains[0].max(), _TARGETS)
+    reach = np.where(gains[0] >= targets[:, None] - 1e-6, gains[1], -np.inf)
+    best = grid.take(good).take(np.argmax(reach, axis=1))
+    starts = _Point(
+        chips=np.log(best.chips),
+        part=np.log(best.chips * best.replicas),
+        batch=np.log(best.batch),
+        tokens=np.log1p(best.tokens),
+        micro=np.log(best.micro),
+    )
+    ends = []
+    for end in (min, max):
+        sizes = np.log([end(chips for chips, _ in listed) for listed in space.layouts])
+        ends.append(
+            _Point(
+                chips=np.broadcast_to(sizes, starts.chips.shape),
+                part=np.full(starts.part.shape, end(-4.0, 8.0)),
+                batch=np.full(_TARGETS, np.log(end(space.batches))),
+                tokens=np.full(_TARGETS, np.log1p(end(space.drafts))),
+                micro=np.full(_TARGETS, np.log(end(space.micro))),
+            )
+        )
+    per_chip = [listed[0][1] / listed[0][0] for listed in space.layouts]
+    per_chip = [each if each > 1.0 else 0.0 for each in per_chip]
+    asked = space.made.asked
+    values_in = question.numbers(
+        (space.made.built, starts, targets, *ends, float(space.most), np.asarray(per_chip),
+         asked.network, asked.load, space.made.engine, asked.limits, space.made.draft)
+    )  # fmt: skip
+    name = f"system-descent-{'-'.join(map(str, space.part_pools))}-{'-'.join(axes)}"
+    stored = cache.stored(name, _descending(space.part_pools, axes), values_in, compiled_how())
+    program = stored or _descent_program(space.part_pools, axes)
+    ended = _Point(*(np.asarray(leaf, dtype=float) for leaf in program(*values_in)))
+    near = _rounded(space, ended)
+    joined = zip(near, grid.take(good).take(np.unique(np.argmax(reach, axis=1))), strict=True)
+    return Choice(*map(np.concatenate, joined)), len(grid.batch), _TARGETS * _STEPS
+
+
+def _spread(grid: Choice, most: int) -> np.ndarray:
+    """Returns at most so many rows of a list, evenly."""
+    count = len(grid.batch)
+    return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(int))
+
+
+def _rounded(space: Space, ended: _Point) -> Choice:
+    """Returns the whole systems around real ones: both neighbours of every number."""
+    pools, rows = len(space.names), []
+    for i in range(len(ended.batch)):
+        sizes = []
+        for p in range(pools):
+            listed = sorted(space.layouts[p])
+            logs = np.abs(np.log([c for c, _ in listed]) - ended.chips[i, p])
+            sizes.append([listed[j] for j in np.argsort(logs, kind="stable")[:2]])
+        share = np.exp(ended.part[i] - ended.part[i].max())
+        share /= share.sum()
+        batch = _neighbours(np.exp(ended.batch[i]), space.batches)
+        tokens = _neighbours(np.expm1(ended.tokens[i]), space.drafts)
+        micro = _neighbours(np.exp(ended.micro[i]), space.micro)
+        for layout in itertools.product(*sizes):
+            chips = np.asarray([c for c, _ in layout], dtype=float)
+            wanted = np.maximum(share * space.most / chips, 1.0)
+            choices = [sorted({int(np.floor(w)), int(np.ceil(w))}) for w in wanted]
+            for replicas in itertools.product(*choices):
+                if float(np.sum(chips * replicas)) > space.most:
+                    continue
+                for b, k, m in itertools.product(batch, tokens, micro):
+                    rows.append((*chips, *(s for _, s in layout), *replicas, b, k, m))
+    table_ = np.unique(np.asarray(rows, dtype=float).reshape(len(rows), -1), axis=0)
+    chips, stages, replicas = (table_[:, i * pools : (i + 1) * pools] for i in range(3))
+    b, k, m = table_[:, 3 * pools :].T
+    return Choice(chips, stages, replicas, chips, np.ones_like(chips), b, k, m)
+
+
+def _neighbours(value: float, choices: Sequence[int]) -> list[int]:
+    """Returns the choices on both sides of a number.
+
+    >>> _neighbours(3.2, (1, 2, 4, 8)), _neighbours(9.0, (1, 2))
+    ([2, 4], [2])
+    """
+    below = [c for c in choices if c <= value]
+    above = [c for c in choices if c >= value]
+    return sorted({*below[-1:], *above[:1]}) or [choices[-1]]

@@ -1,0 +1,285 @@
+"""Systems of one placement as columns: all of a space, their numbers, and the best of them."""
+
+import functools
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from perfmodel import cache, question, system
+from perfmodel.errors import InputError
+from perfmodel.exploration import nondominated
+from perfmodel.placement import System
+from perfmodel.relax import inverse, maximum, minimum
+from perfmodel.systems import SystemAsked
+from perfmodel.units import KILOWATT
+
+BLOCK = 2048
+"""Systems evaluated in one call."""
+
+_MOST_SYSTEMS = 5_000_000
+
+AXES: Mapping[str, tuple[str, bool]] = {
+    "tokens_per_second_user": ("tok/s a user", True),
+    "output_tokens_per_second_chip": ("tok/s a chip", True),
+    "output_tokens_per_second": ("tok/s", True),
+    "output_tokens_per_second_kw": ("tok/s a provisioned kW, hosts included", True),
+    "output_tokens_per_second_rack": ("tok/s a rack", True),
+    "ttft_s": ("TTFT", False),
+    "tpot_s": ("TPOT", False),
+    "power_w": ("power", False),
+    "energy_per_total_token_j": ("J per input or output token", False),
+    "usd_per_million_output_tokens": ("$ per million output tokens", False),
+}
+"""Axes of a frontier of systems, and whether more is better."""
+
+
+class Choice(NamedTuple):
+    """Systems of one placement as columns.
+
+    Fields: by pool, shape [n, pools]: `chips` of a replica and the pipeline `stages` they form,
+    `replicas`, `ep` and `attention_dp`; of the system, shape [n]: `batch`, `tokens` drafted and
+    `micro`-batches.
+    """
+
+    chips: Any
+    stages: Any
+    replicas: Any
+    ep: Any
+    attention_dp: Any
+    batch: Any
+    tokens: Any
+    micro: Any
+
+    def take(self, rows: Any) -> "Choice":
+        """Returns the systems at an index, slice or mask."""
+        return Choice(*(column[rows] for column in self))
+
+
+def _footprint(made: System, found: system.SystemEstimate) -> tuple[Any, Any]:
+    """Returns power provisioned for all pools, hosts included, without PUE [W], and racks they take
+    (parts of one counted as such); nan where that of a pool is unknown."""
+    watts, racks = [], []
+    for i, pool in enumerate(made.pools):
+        site, count = pool.machine.site, found.owns[i] * found.pool_chips[i]
+        for known, listed, per_chip in (
+            (site.provisioned_power, watts, site.provisioned_power),
+            (site.rack_chips, racks, inverse(maximum(site.rack_chips, 1e-9))),
+        ):
+            listed.append(count * jnp.where(known > 0.0, per_chip, jnp.nan))
+    return sum(watts), sum(racks)
+
+
+def numbers_of(made: System, found: system.SystemEstimate) -> dict[str, Any]:
+    """Returns what a search reads of an estimate, by the names of `AXES` and of `results`."""
+    watts, racks = _footprint(made, found)
+    return {
+        "tokens_per_second_user": 1.0 / found.tpot,
+        "output_tokens_per_second_chip": found.output_rate / found.chips,
+        "output_tokens_per_second": found.output_rate,
+        "output_tokens_per_second_kw": KILOWATT * found.output_rate / watts,
+        "output_tokens_per_second_rack": found.output_rate / racks,
+        "requests_per_second": found.request_rate,
+        "ttft_s": found.ttft,
+        "tpot_s": found.tpot,
+        "e2e_s": found.e2e,
+        "power_w": found.power,
+        "provisioned_power_w": watts,
+        "racks": racks,
+        "energy_per_total_token_j": found.energy_per_total_token,
+        "usd_per_million_output_tokens": jnp.where(
+            found.usd_per_output_token > 0.0, 1e6 * found.usd_per_output_token, jnp.nan
+        ),
+        "chips": found.chips,
+        "load": found.load,
+        "decoding_share": found.decoding / found.running,
+        "margins": found.margins,
+    }
+
+
+def with_choice(base: System, part_pools: tuple[int, ...], choice: Choice) -> System:
+    """Returns a system with the numbers of one choice."""
+
+    def pool(old: Any, i: int) -> Any:
+        plan = old.plan
+        new = eqx.tree_at(
+            lambda p: (p.chips, p.stages, p.replicas, p.batch),
+            plan,
+            (choice.chips[i], choice.stages[i], choice.replicas[i], choice.batch),
+        )
+        if plan.expert_ranks is not None:
+            degrees = (
+                minimum(choice.ep[i], choice.chips[i]),
+                minimum(choice.attention_dp[i], choice.chips[i]),
+            )
+            new = eqx.tree_at(lambda p: (p.expert_ranks, p.attention_dp), new, degrees)
+        return eqx.tree_at(lambda p: p.plan, old, new)
+
+    first, attention, ffn = (
+        pool(old, i)
+        for old, i in zip((base.prefill, base.attention, base.ffn), part_pools[:3], strict=True)
+    )
+    made = eqx.tree_at(
+        lambda s: (s.prefill, s.attention, s.ffn, s.micro),
+        base,
+        (first, attention, ffn, choice.micro),
+    )
+    if base.draft is None or base.speculation is None:
+        return made
+    spec = eqx.tree_at(lambda s: s.tokens, base.speculation, choice.tokens)
+    return eqx.tree_at(
+        lambda s: (s.draft, s.speculation), made, (pool(base.draft, part_pools[3]), spec)
+    )
+
+
+def _many(
+    part_pools: tuple[int, ...],
+    base: System,
+    choices: Choice,
+    model: Any,
+    load: Any,
+    engine: Any,
+    limits: Any,
+    draft: Any,
+) -> dict[str, Any]:
+    def one(choice: Choice) -> dict[str, Any]:
+        made = with_choice(base, part_pools, choice)
+        return numbers_of(made, system.evaluate(made, model, load, engine, limits, draft))
+
+    return jax.vmap(one)(choices)
+
+
+def compiled_how() -> Mapping[str, str]:
+    return cache.UNFUSED if jax.default_backend() == "cpu" else {}
+
+
+@functools.cache
+def program_of(part_pools: tuple[int, ...]) -> Any:
+    """Returns the function that evaluates many systems: `part_pools` is the pool of each part."""
+    return functools.partial(_many, part_pools)
+
+
+@functools.cache
+def _program(part_pools: tuple[int, ...]) -> Any:
+    return jax.jit(program_of(part_pools), compiler_options=dict(compiled_how()))
+
+
+class Space(NamedTuple):
+    """What a search varies: `made`, the system it starts from; names of its pools; which of them
+    does each part; chips and stages that a replica of each may have; `most` chips of all pools;
+    batches, numbers of drafts and of micro-batches."""
+
+    made: SystemAsked
+    names: tuple[str, ...]
+    part_pools: tuple[int, ...]
+    layouts: tuple[tuple[tuple[int, int], ...], ...]
+    most: int
+    batches: tuple[int, ...]
+    drafts: tuple[int, ...]
+    micro: tuple[int, ...]
+
+
+def score(space: Space, choices: Choice) -> dict[str, np.ndarray]:
+    """Returns every number of a list of systems, block by block."""
+    count = len(choices.batch)
+    asked = space.made.asked
+    engine, limits = space.made.engine, question.numbers(asked.limits)
+    found: list[dict[str, np.ndarray]] = []
+    for start in range(0, count, BLOCK):
+        stop = min(start + BLOCK, count)
+        rows = np.minimum(np.arange(start, start + BLOCK), count - 1)
+        part = question.numbers(choices.take(rows))
+        values = (
+            space.made.built, part, asked.network, asked.load, engine, limits, space.made.draft,
+        )  # fmt: skip
+        name = f"systems-{'-'.join(map(str, space.part_pools))}"
+        program = cache.stored(name, program_of(space.part_pools), values, compiled_how())
+        numbers = jax.device_get((program or _program(space.part_pools))(*values))
+        found.append({k: np.asarray(v)[: stop - start] for k, v in numbers.items()})
+    return {name: np.concatenate([part[name] for part in found]) for name in found[0]}
+
+
+def enumerate_systems(space: Space, replicas: Sequence[Sequence[float]] | None = None) -> Choice:
+    """Returns every system of a space: layouts and whole replicas of each pool that leave no room
+    for another replica, times batches, drafts and micro-batches.
+
+    Args: `replicas`, counts to try by pool; then all of them, whether or not they fill the chips.
+    """
+    rows: list[tuple[Any, ...]] = []
+    for layout in itertools.product(*space.layouts):
+        sizes = [chips for chips, _ in layout]
+        counts = _fillings(sizes, space.most) if replicas is None else itertools.product(*replicas)
+        for each in counts:
+            if sum(n * size for n, size in zip(each, sizes, strict=True)) <= space.most:
+                rows.append((*sizes, *(stages for _, stages in layout), *each))
+    if not rows:
+        raise InputError(
+            f"max_chips: {space.most} chips hold no replica of each pool of {len(space.names)}"
+        )
+    count = len(rows) * len(space.batches) * len(space.drafts) * len(space.micro)
+    if count > _MOST_SYSTEMS:
+        raise InputError(
+            f"frontier: {count:,} systems are more than {_MOST_SYSTEMS:,}; ask for fewer chips"
+        )
+    axes = np.meshgrid(
+        np.arange(len(rows)), space.batches, space.drafts, space.micro, indexing="ij"
+    )
+    which, batch, tokens, micro = (axis.ravel() for axis in axes)
+    columns = np.asarray(rows, dtype=float)[which]
+    pools = len(space.names)
+    chips, stages, counted = (columns[:, i * pools : (i + 1) * pools] for i in range(3))
+    # Experts are spread over all ranks of a replica, whose attention stays together.
+    return Choice(chips, stages, counted, chips, np.ones_like(chips), batch, tokens, micro)
+
+
+def _fillings(sizes: Sequence[int], most: int) -> list[tuple[int, ...]]:
+    """Returns whole replicas of pools of these sizes that fill `most` chips as far as they can.
+
+    >>> _fillings([4, 8], 16)
+    [(1, 1), (2, 1)]
+    """
+    found: list[tuple[int, ...]] = []
+    first = sizes[0]
+    if len(sizes) == 1:
+        return [(most // first,)] if most >= first else []
+    rest = sum(sizes[1:])
+    for n in range(1, (most - rest) // first + 1):
+        found += [(n, *others) for others in _fillings(sizes[1:], most - n * first)]
+    # Of those that differ in the last pool only, the fullest; every n of the first is kept.
+    return found
+
+
+def feasible(
+    values: Mapping[str, np.ndarray],
+    at_least: Mapping[str, float] | None = None,
+    at_most: Mapping[str, float] | None = None,
+) -> np.ndarray:
+    """Returns the rows of feasible systems within bounds of some of their numbers."""
+    good = np.all(values["margins"] >= 0.0, axis=1)
+    for name, bound in (at_least or {}).items():
+        good &= values[name] >= bound
+    for name, bound in (at_most or {}).items():
+        good &= values[name] <= bound
+    return np.flatnonzero(good)
+
+
+def front(values: Mapping[str, np.ndarray], axes: tuple[str, str]) -> np.ndarray:
+    """Returns the rows of feasible systems that none betters, sorted by the first axis."""
+    rows = feasible(values)
+    x, y = (np.asarray(values[axis], dtype=float) for axis in axes)
+    rows = rows[np.isfinite(x[rows]) & np.isfinite(y[rows])]
+    # Of equal ones the one of fewer chips.
+    rows = rows[np.argsort(values["chips"][rows], kind="stable")]
+    signs = [1.0 if AXES[axis][1] else -1.0 for axis in axes]
+    if not len(rows):
+        return rows
+    best = rows[nondominated(signs[0] * x[rows], signs[1] * y[rows], BOTH)]
+    return best[np.argsort(x[best], kind="stable")]
+
+
+# Two axes of `results` of which more is better, for `nondominated`.
+BOTH = ("tokens_per_second_user", "output_tokens_per_second_chip")
