@@ -66,6 +66,19 @@ Classes = Annotated[
         help="Kind of requests, instead of --isl and --osl (repeat for more).",
     ),
 ]
+TraceFile = Annotated[
+    str | None,
+    typer.Option(
+        "--trace", metavar="FILE", help="Requests of a trace, instead of --isl and --osl."
+    ),
+]
+CacheTokens = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TOKENS[,TOKENS…]",
+        help="Size of a prefix cache for a trace that names its blocks, tier by tier.",
+    ),
+]
 POOL = "CHIP[:tp=…,replicas=…]"
 Prefill = Annotated[str | None, typer.Option(metavar=POOL, help="Pool that computes prompts.")]
 Decode = Annotated[

@@ -253,6 +253,8 @@ def asked(
     classes: list[str] | None,
     precision: list[str] | None,
     assume_dense: bool,
+    trace: str | None = None,
+    cache_tokens: str | None = None,
 ) -> Asked:
     """Returns the options of a search; pools that name no format have the one asked for."""
     base: dict[str, Any] = {"weights": None, "activations": None, "kv": None}
@@ -261,6 +263,7 @@ def asked(
         model=model, chip=None, pools={k: v for k, v in named.items() if v is not None},
         draft=draft, draft_tokens=4.0, acceptance=acceptance, accepted_length=accepted_length,
         micro_batches=1, link=link, base=base, assume_dense=assume_dense, classes=classes or [],
+        trace=trace, cache_tokens=cache_tokens,
     )  # fmt: skip
 
 

@@ -29,6 +29,7 @@ from perfmodel._options import (
     Acceptance,
     Accepted,
     Attention,
+    CacheTokens,
     Classes,
     Decode,
     Dense,
@@ -48,6 +49,7 @@ from perfmodel._options import (
     Pue,
     Routing,
     Tpot,
+    TraceFile,
     Ttft,
     exponent,
     is_table,
@@ -138,13 +140,7 @@ def estimate(
         ),
     ] = "continuous",
     classes: Classes = None,
-    cache_tokens: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TOKENS[,TOKENS…]",
-            help="Size of a prefix cache for a trace that names its blocks, tier by tier.",
-        ),
-    ] = None,
+    cache_tokens: CacheTokens = None,
     simulate: Annotated[
         int, typer.Option(metavar="REQUESTS", help="Follow so many requests, for percentiles.")
     ] = 0,
@@ -426,6 +422,8 @@ def frontier(
         Path | None, typer.Option(metavar="DIR", help="Write frontier.nc, .png and .html there.")
     ] = None,
     classes: Classes = None,
+    trace: TraceFile = None,
+    cache_tokens: CacheTokens = None,
     prefill: Prefill = None,
     decode: Decode = None,
     attention: Attention = None,
@@ -443,13 +441,21 @@ def frontier(
     interactivity, the tokens per second that one user sees.
     """
     named = {"prefill": prefill, "decode": decode, "attention": attention, "ffn": ffn}
-    if any(named.values()) or draft is not None or classes:
-        if any(_budgets(max_power, max_racks, max_cost).values()):
-            raise InputError("--max-power, --max-racks, --max-cost: of one pool only")
+    if any(named.values()) or draft is not None or classes or trace is not None:
         from perfmodel import _system_command
 
         asked = _system_command.asked(
-            model, named, draft, acceptance, accepted_length, link, classes, precision, assume_dense
+            model,
+            named,
+            draft,
+            acceptance,
+            accepted_length,
+            link,
+            classes,
+            precision,
+            assume_dense,
+            trace,
+            cache_tokens,
         )
         _system_command.show_frontier(
             context, asked, chip or [], out, json,
@@ -457,7 +463,7 @@ def frontier(
             prefix_hit=prefix_hit, engine=engine, x=x, y=y,
             descend=descend, price=price_table(price), ownership=ownership, electricity=electricity,
             pue=pue, lifetime=lifetime, slo_ttft=seconds(slo_ttft, "--slo-ttft"),
-            slo_tpot=seconds(slo_tpot, "--slo-tpot"),
+            slo_tpot=seconds(slo_tpot, "--slo-tpot"), **_budgets(max_power, max_racks, max_cost),
         )  # fmt: skip
         return
     if not chip:
@@ -555,6 +561,8 @@ def size(
     accepted_length: Accepted = None,
     link: Link = None,
     classes: Classes = None,
+    trace: TraceFile = None,
+    cache_tokens: CacheTokens = None,
     assume_dense: Dense = False,
     json: _Json = False,
 ) -> None:
@@ -564,17 +572,28 @@ def size(
     leaves, and what one step smaller would violate. Exit status 3 where none holds the limits.
     """
     named = {"prefill": prefill, "decode": decode, "attention": attention, "ffn": ffn}
-    if any(named.values()) or draft is not None or classes:
+    if any(named.values()) or draft is not None or classes or trace is not None:
         from perfmodel import _system_command
 
         asked = _system_command.asked(
-            model, named, draft, acceptance, accepted_length, link, classes, precision, assume_dense
+            model,
+            named,
+            draft,
+            acceptance,
+            accepted_length,
+            link,
+            classes,
+            precision,
+            assume_dense,
+            trace,
+            cache_tokens,
         )
         _system_command.show_size(
             context, asked, chip or [], json,
             rate=rate, headroom=headroom, max_chips=max_chips, isl=isl, osl=osl,
             prefix_hit=prefix_hit, engine=engine, price=price_table(price),
             slo_ttft=seconds(slo_ttft, "--slo-ttft"), slo_tpot=seconds(slo_tpot, "--slo-tpot"),
+            **_budgets(max_power, max_racks, max_cost),
         )  # fmt: skip
         return
     extra: dict[str, Any] = {"precisions": precision} if precision else {}

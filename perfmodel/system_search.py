@@ -22,7 +22,15 @@ from perfmodel.system_space import BLOCK as BLOCK
 from perfmodel.system_space import BOTH, Choice, Space, enumerate_systems, front, score
 from perfmodel.system_space import feasible as feasible
 from perfmodel.system_space import program_of as program_of
-from perfmodel.systems import PoolAsked, SystemAsked, ask, parse_pool, pressure, table
+from perfmodel.systems import (
+    PoolAsked,
+    SystemAsked,
+    ask,
+    mean_asked,
+    parse_pool,
+    pressure,
+    table,
+)
 
 _BATCHES = tuple(np.unique(np.geomspace(1, 1024, 32).round()).astype(int).tolist())
 
@@ -46,6 +54,9 @@ def space(
     batches: Sequence[int] = _BATCHES,
     drafts: Sequence[int] = _DRAFTS,
     micro: Sequence[int] = _MICRO,
+    max_power: float | None = None,
+    max_racks: float | None = None,
+    max_cost: float | None = None,
     **options: Any,
 ) -> Space:
     """Returns what a frontier searches; see `frontier` for the arguments.
@@ -54,8 +65,10 @@ def space(
     """
     where, named = table(pools, base)
     parsed = {n: parse_pool(p, n) if isinstance(p, str) else p for n, p in named.items()}
-    made = ask(model, parsed, where, batch=1, isl=isl, osl=osl, **options)
-    return _space(model, made, where, max_chips, batches, drafts, micro)
+    most = question.budgets(max_power, max_racks, max_cost)
+    made = ask(model, parsed, where, batch=1, isl=isl, osl=osl, most=most, **options)
+    found = _space(model, made, where, max_chips, batches, drafts, micro)
+    return found._replace(smaller=any(value is not None for value in most))
 
 
 def size(
@@ -68,6 +81,9 @@ def size(
     osl: int,
     headroom: float = 0.2,
     max_chips: int | None = None,
+    max_power: float | None = None,
+    max_racks: float | None = None,
+    max_cost: float | None = None,
     batches: Sequence[int] = _BATCHES,
     drafts: Sequence[int] = (0, 1, 2, 3, 4, 5, 6, 8),
     micro: Sequence[int] = (1, 2, 3),
@@ -88,7 +104,8 @@ def size(
     needed = question.real_number("rate", rate, 1e-12, 1e9, said) * (1.0 + headroom)
     where, named = table(pools, base)
     parsed = {n: parse_pool(p, n) if isinstance(p, str) else p for n, p in named.items()}
-    made = ask(model, parsed, where, batch=1, isl=isl, osl=osl, **options)
+    budget = question.budgets(max_power, max_racks, max_cost)
+    made = ask(model, parsed, where, batch=1, isl=isl, osl=osl, most=budget, **options)
     least = sum(p.tp * p.pp for p in parsed.values())
     most = 4096 if max_chips is None else question.whole("max_chips", max_chips, least)
 
@@ -105,18 +122,20 @@ def size(
         )
 
     low, high, found = least - 1, least, serving(least)
-    best = found[2]["requests_per_second"]
+    reached = _most_served(found[2])
     while not len(found[3]) and high < most:
         low, high = high, min(2 * high, most)
         found = serving(high)
-        best = found[2]["requests_per_second"]
+        served = _most_served(found[2])
+        if reached and not served:
+            # A budget is spent: more chips do not help.
+            break
+        reached = max(reached, served)
     if not len(found[3]):
-        good = np.all(found[2]["margins"] >= 0.0, axis=1)
-        reached = float(np.max(best[good])) if np.any(good) else 0.0
         if not reached:
             raise Infeasible(_why(found[0], found[2]))
         raise Infeasible(
-            f"{most} chips serve {reached:.3g} requests a second within the limits, "
+            f"at most {reached:.3g} requests a second within the limits and {most} chips, "
             f"{needed:.3g} are asked for (with {headroom:.0%} headroom)"
         )
     while high - low > 1:
@@ -132,6 +151,12 @@ def size(
     axes = ("tokens_per_second_user", "output_tokens_per_second_chip")
     about = {"rate": float(rate), "headroom": headroom}
     return _dataset(space, choices.take(row), {k: v[row] for k, v in values.items()}, axes, about)
+
+
+def _most_served(values: Mapping[str, np.ndarray]) -> float:
+    """Returns the highest rate of feasible systems, 0 where there is none."""
+    good = np.all(values["margins"] >= 0.0, axis=1)
+    return float(np.max(values["requests_per_second"][good])) if np.any(good) else 0.0
 
 
 def _space(
@@ -190,7 +215,9 @@ def frontier(
         model, pools: as of `perfmodel.systems.serve`. A pool's `tp` above 1, `pp` or `regions` fix
             its layout; others try all.
         options: `max_chips` of all pools (16), `batches`, `drafts` and `micro`, choices of each;
-            `base`, `isl`, `osl` and what else `perfmodel.systems.serve` takes.
+            `base`, `isl`, `osl` and what else `perfmodel.systems.serve` takes; `max_power` [W,
+            rated, with hosts], `max_racks` and `max_cost` [USD/h] of all pools, under which systems
+            of fewer chips are tried, too.
         x, y: names of `AXES`.
         descend: find the systems by gradient, and compare with the enumeration: `hypervolume` is
             the share of its hypervolume that is reached.
@@ -284,7 +311,7 @@ def _dataset(
         "chip": ("pool", chip),
         "station": list(system.STATIONS),
     }
-    attributes = space.made.asked.attributes("perfmodel.system_search.frontier")
+    attributes = mean_asked(space.made).attributes("perfmodel.system_search.frontier")
     attributes |= {"x": axes[0], "y": axes[1], "max_chips": space.most, **extra}
     if space.made.draft_name:
         attributes |= {"draft": space.made.draft_name}

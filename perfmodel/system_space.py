@@ -171,7 +171,8 @@ def _program(part_pools: tuple[int, ...]) -> Any:
 class Space(NamedTuple):
     """What a search varies: `made`, the system it starts from; names of its pools; which of them
     does each part; chips and stages that a replica of each may have; `most` chips of all pools;
-    batches, numbers of drafts and of micro-batches."""
+    batches, numbers of drafts and of micro-batches; whether systems of fewer chips are tried, too
+    (`smaller`), as under a budget."""
 
     made: SystemAsked
     names: tuple[str, ...]
@@ -181,6 +182,7 @@ class Space(NamedTuple):
     batches: tuple[int, ...]
     drafts: tuple[int, ...]
     micro: tuple[int, ...]
+    smaller: bool = False
 
 
 def score(space: Space, choices: Choice) -> dict[str, np.ndarray]:
@@ -212,7 +214,11 @@ def enumerate_systems(space: Space, replicas: Sequence[Sequence[float]] | None =
     rows: list[tuple[Any, ...]] = []
     for layout in itertools.product(*space.layouts):
         sizes = [chips for chips, _ in layout]
-        counts = _fillings(sizes, space.most) if replicas is None else itertools.product(*replicas)
+        counts: Any = itertools.product(*replicas or ())
+        if replicas is None:
+            least = sum(sizes) if space.smaller else space.most
+            totals = range(least, space.most + 1)
+            counts = dict.fromkeys(each for most in totals for each in _fillings(sizes, most))
         for each in counts:
             if sum(n * size for n, size in zip(each, sizes, strict=True)) <= space.most:
                 rows.append((*sizes, *(stages for _, stages in layout), *each))

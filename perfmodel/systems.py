@@ -221,6 +221,7 @@ def ask(
     pue: float | None = None,
     lifetime: float | None = None,
     routing: float | None = None,
+    most: question.Budgets | None = None,
     classes: Classes | None = None,
     scheduling: Scheduling | None = None,
 ) -> SystemAsked:
@@ -256,7 +257,7 @@ def ask(
     asked = question.ask(
         network, listed, [names[name] for name in order], isl=isl, osl=osl, prefix_hit=prefix_hit,
         engine=engine, slo_ttft=slo_ttft, slo_tpot=slo_tpot, price=price, ownership=ownership,
-        electricity=electricity, pue=pue, lifetime=lifetime, routing=routing,
+        electricity=electricity, pue=pue, lifetime=lifetime, routing=routing, most=most,
     )  # fmt: skip
     mixture = network.model.is_mixture or (guess is not None and guess.model.is_mixture)
     tiers = any(pool.offload or pool.weights_first != 1.0 for pool in parsed.values())
@@ -524,6 +525,7 @@ def serve(
         micro: micro-batches that take turns between pools of attention, FFN and draft.
         streamed: whether keys and values cross layer by layer while a prompt is computed.
         links: `perfmodel.placement.Links`; through the ports of the chips where left out.
+        most: budgets of power, footprint and cost of all pools (`perfmodel.question.budgets`).
         classes: several kinds of requests at once, instead of `isl`, `osl` and `prefix_hit`.
         scheduling: static batches, or memory reserved for the longest request.
 
@@ -587,15 +589,19 @@ def dataset(made: SystemAsked, found: SystemEstimate, batch: float) -> xr.Datase
     }
     if made.classes is not None:
         coords["class"] = list(made.classes.names)
-    plain = dataclasses.replace(made.asked, load=_mean_load(made.asked.load))
-    attributes = plain.attributes("perfmodel.serve") | {"batch": float(batch)}
+    attributes = mean_asked(made).attributes("perfmodel.serve") | {"batch": float(batch)}
     if made.draft_name:
         attributes |= {"draft": made.draft_name}
     return xr.Dataset(variables, coords).assign_attrs(attributes | results.stamp())
 
 
+def mean_asked(made: SystemAsked) -> Question:
+    """Returns the question with the mean lengths of several classes, for what is said of it."""
+    return dataclasses.replace(made.asked, load=_mean_load(made.asked.load))
+
+
 def _mean_load(load: Any) -> Any:
-    """Returns a load of the mean lengths, for what is said of it."""
+    """Returns a load of the mean lengths."""
     if load.weight is None:
         return load
     isl, osl = float(load.input), float(load.output)

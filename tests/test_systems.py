@@ -2,6 +2,7 @@
 
 import functools
 import json
+import pathlib
 from typing import Any
 
 import numpy as np
@@ -215,3 +216,32 @@ def test_commands(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_layout_words() -> None:
     assert systems._plan_words(PoolAsked("wse3", pp=4, regions=20)) == "1 × TP1 PP4 20 regions"
+
+
+def test_budgets_hold_for_all_pools() -> None:
+    pools = {"prefill": "h100:weights=fp8", "decode": "h200:weights=fp8"}
+    given: dict[str, Any] = dict(isl=4000, osl=1000, max_chips=8, slo_ttft=5.0, batches=(1, 16, 64))
+    free = system_search.frontier(MODEL, pools, **given)
+    tight = system_search.frontier(MODEL, pools, max_power=5e3, **given)
+    # A H100 with its part of the host is rated at 1,275 W: three chips are within 5 kW.
+    assert float(tight["chips"].max()) <= 3 < float(free["chips"].max())
+    with pytest.raises(Infeasible, match="power limit"):
+        system_search.frontier(MODEL, pools, max_power=1e3, **given)
+    with pytest.raises(Infeasible, match="requests a second within the limits"):
+        limits = {k: v for k, v in given.items() if k != "max_chips"}
+        system_search.size(MODEL, pools, rate=50.0, max_power=20e3, **limits)
+
+
+def test_a_trace_on_the_command_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path
+) -> None:
+    rows = "\n".join(f"{1000 + 10 * i},{100 + i}" for i in range(40))
+    path = tmp_path / "requests.csv"
+    path.write_text(f"input_length,output_length\n{rows}\n")
+    line = ["estimate", MODEL, "h100", "--tp", "4", "--weights", "fp8", "--batch", "16"]
+    assert cli.main([*line, "--trace", str(path), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["isl"] == 1195 and len(told["classes"]) == 16
+    assert sum(kind["class_share"] for kind in told["classes"]) == pytest.approx(1.0)
+    assert cli.main([*line, "--trace", str(path), "--class", "a=1:1:1"]) == 2
+    assert "one of them" in capsys.readouterr().err
