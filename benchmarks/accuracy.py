@@ -20,6 +20,8 @@ _NAMES = {
     "latent_context": "context attention, latent",
     "all_reduce": "all-reduce",
     "gather": "gathers and all-to-alls",
+    "scan": "recurrences, decode",
+    "context_scan": "recurrences, prompts",
 }
 
 
