@@ -37,7 +37,7 @@ def _choices(pools: int) -> list[Choice]:
                 Choice(
                     chips, np.ones_like(chips), draw.integers(1, 5, chips.shape), chips,
                     np.ones_like(chips), draw.integers(1, 257, BLOCK), draw.integers(0, 6, BLOCK),
-                    draw.integers(1, 4, BLOCK),
+                    draw.integers(1, 4, BLOCK), np.ones(BLOCK),
                 )
             )
         )  # fmt: skip

@@ -66,6 +66,17 @@ Classes = Annotated[
         help="Kind of requests, instead of --isl and --osl (repeat for more).",
     ),
 ]
+KvMemory = Annotated[
+    str,
+    typer.Option(
+        "--kv",
+        metavar="paged|reserved[:TOKENS]",
+        help="How memory of keys and values is given out.",
+    ),
+]
+Candidates = Annotated[
+    float, typer.Option("--draft-candidates", help="Tokens drafted for each position (a tree).")
+]
 TraceFile = Annotated[
     str | None,
     typer.Option(

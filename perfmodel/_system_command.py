@@ -38,6 +38,7 @@ class Asked:
     trace: str | None = None
     cache_tokens: str | None = None
     simulate: int = 0
+    candidates: float = 1.0
 
 
 def numbers(text: str | None, option: str) -> list[float] | None:
@@ -84,7 +85,11 @@ def scheduling(batching: str, kv: str) -> "Scheduling | None":
             f"--batching: continuous, static or static:SPREAD are needed, "
             f"not {shorten(batching, 30)!r}"
         )
-    policy, _, tokens = kv.partition(":")
+    policy, _, tokens = kv.strip().partition(":")
+    if policy not in ("", "paged", "reserved") or (tokens and policy != "reserved"):
+        raise InputError(
+            f"--kv: paged, reserved or reserved:TOKENS are needed, not {shorten(kv, 30)!r}"
+        )
     try:
         wide = float(spread) if spread else 0.0
         reserved = int(tokens) if tokens else 0
@@ -222,7 +227,7 @@ def _read(asked: Asked) -> tuple[Any, dict[str, Any], Any, dict[str, Any]]:
         if rates is None and lengths is None:
             raise InputError("--draft: its --acceptance or --accepted-length is needed")
         rate = rates[0] if rates is not None and len(rates) == 1 else rates
-        extra["spec"] = systems.acceptance(asked.draft_tokens, rate, lengths)
+        extra["spec"] = systems.acceptance(asked.draft_tokens, rate, lengths, asked.candidates)
         extra["draft"] = name
     elif rates is not None or lengths is not None:
         raise InputError("--acceptance, --accepted-length: of the model that --draft names")
@@ -255,6 +260,8 @@ def asked(
     assume_dense: bool,
     trace: str | None = None,
     cache_tokens: str | None = None,
+    kv: str = "paged",
+    candidates: float = 1.0,
 ) -> Asked:
     """Returns the options of a search; pools that name no format have the one asked for."""
     base: dict[str, Any] = {"weights": None, "activations": None, "kv": None}
@@ -263,7 +270,7 @@ def asked(
         model=model, chip=None, pools={k: v for k, v in named.items() if v is not None},
         draft=draft, draft_tokens=4.0, acceptance=acceptance, accepted_length=accepted_length,
         micro_batches=1, link=link, base=base, assume_dense=assume_dense, classes=classes or [],
-        trace=trace, cache_tokens=cache_tokens,
+        trace=trace, cache_tokens=cache_tokens, kv=kv, candidates=candidates,
     )  # fmt: skip
 
 

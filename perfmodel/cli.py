@@ -30,6 +30,7 @@ from perfmodel._options import (
     Accepted,
     Attention,
     CacheTokens,
+    Candidates,
     Classes,
     Decode,
     Dense,
@@ -39,6 +40,7 @@ from perfmodel._options import (
     Ffn,
     Hit,
     Images,
+    KvMemory,
     Lifetime,
     Link,
     ModelName,
@@ -200,6 +202,7 @@ def estimate(
     draft_tokens: DraftTokens = 4.0,
     acceptance: Acceptance = None,
     accepted_length: Accepted = None,
+    draft_candidates: Candidates = 1.0,
     micro_batches: Annotated[
         int, typer.Option(help="Micro-batches that take turns between pools.")
     ] = 1,
@@ -241,7 +244,8 @@ def estimate(
         made = _system_command.Asked(
             model=model, chip=chip, pools={k: v for k, v in named.items() if v is not None},
             draft=draft, draft_tokens=draft_tokens, acceptance=acceptance,
-            accepted_length=accepted_length, micro_batches=micro_batches, link=link,
+            accepted_length=accepted_length, candidates=draft_candidates,
+            micro_batches=micro_batches, link=link,
             batching=batching, kv=policy, classes=classes or [], trace=trace,
             cache_tokens=cache_tokens, simulate=simulate,
             base=dict(tp=tp, pp=pp, ep=ep, attention_dp=attention_dp, regions=regions,
@@ -424,6 +428,7 @@ def frontier(
     classes: Classes = None,
     trace: TraceFile = None,
     cache_tokens: CacheTokens = None,
+    kv: KvMemory = "paged",
     prefill: Prefill = None,
     decode: Decode = None,
     attention: Attention = None,
@@ -431,6 +436,7 @@ def frontier(
     draft: Draft = None,
     acceptance: Acceptance = None,
     accepted_length: Accepted = None,
+    draft_candidates: Candidates = 1.0,
     link: Link = None,
     assume_dense: Dense = False,
     json: _Json = False,
@@ -441,22 +447,13 @@ def frontier(
     interactivity, the tokens per second that one user sees.
     """
     named = {"prefill": prefill, "decode": decode, "attention": attention, "ffn": ffn}
-    if any(named.values()) or draft is not None or classes or trace is not None:
+    if any(named.values()) or draft is not None or classes or trace or kv != "paged":
         from perfmodel import _system_command
 
         asked = _system_command.asked(
-            model,
-            named,
-            draft,
-            acceptance,
-            accepted_length,
-            link,
-            classes,
-            precision,
-            assume_dense,
-            trace,
-            cache_tokens,
-        )
+            model, named, draft, acceptance, accepted_length, link, classes, precision,
+            assume_dense, trace, cache_tokens, kv, draft_candidates,
+        )  # fmt: skip
         _system_command.show_frontier(
             context, asked, chip or [], out, json,
             isl=isl, osl=osl, max_chips=16 if max_chips is None else max_chips,
@@ -559,10 +556,12 @@ def size(
     draft: Draft = None,
     acceptance: Acceptance = None,
     accepted_length: Accepted = None,
+    draft_candidates: Candidates = 1.0,
     link: Link = None,
     classes: Classes = None,
     trace: TraceFile = None,
     cache_tokens: CacheTokens = None,
+    kv: KvMemory = "paged",
     assume_dense: Dense = False,
     json: _Json = False,
 ) -> None:
@@ -572,22 +571,13 @@ def size(
     leaves, and what one step smaller would violate. Exit status 3 where none holds the limits.
     """
     named = {"prefill": prefill, "decode": decode, "attention": attention, "ffn": ffn}
-    if any(named.values()) or draft is not None or classes or trace is not None:
+    if any(named.values()) or draft is not None or classes or trace or kv != "paged":
         from perfmodel import _system_command
 
         asked = _system_command.asked(
-            model,
-            named,
-            draft,
-            acceptance,
-            accepted_length,
-            link,
-            classes,
-            precision,
-            assume_dense,
-            trace,
-            cache_tokens,
-        )
+            model, named, draft, acceptance, accepted_length, link, classes, precision,
+            assume_dense, trace, cache_tokens, kv, draft_candidates,
+        )  # fmt: skip
         _system_command.show_size(
             context, asked, chip or [], json,
             rate=rate, headroom=headroom, max_chips=max_chips, isl=isl, osl=osl,

@@ -37,13 +37,15 @@ _RELAXED = [i for i, name in enumerate(MARGINS) if name != "divisibility"]
 
 class _Point(NamedTuple):
     """A system as real numbers: logarithms of chips of a replica and of what a pool has of all
-    chips (before they are shared out), by pool; of batch, drafts + 1 and micro-batches."""
+    chips (before they are shared out), by pool; of batch, drafts + 1 and micro-batches; and, as it
+    is, the share of weights placed `first`."""
 
     chips: Any
     part: Any
     batch: Any
     tokens: Any
     micro: Any
+    first: Any
 
 
 def _relaxed(point: _Point, most: Any, per_chip: Any) -> Choice:
@@ -60,6 +62,7 @@ def _relaxed(point: _Point, most: Any, per_chip: Any) -> Choice:
         batch=jnp.exp(point.batch),
         tokens=jnp.exp(point.tokens) - 1.0,
         micro=jnp.exp(point.micro),
+        first=point.first,
     )
 
 
@@ -143,6 +146,7 @@ def descended(space: Space, axes: tuple[str, str]) -> tuple[Choice, int, int]:
         batch=np.log(best.batch),
         tokens=np.log1p(best.tokens),
         micro=np.log(best.micro),
+        first=np.asarray(best.first, dtype=float),
     )
     ends = []
     for end in (min, max):
@@ -154,6 +158,7 @@ def descended(space: Space, axes: tuple[str, str]) -> tuple[Choice, int, int]:
                 batch=np.full(_TARGETS, np.log(end(space.batches))),
                 tokens=np.full(_TARGETS, np.log1p(end(space.drafts))),
                 micro=np.full(_TARGETS, np.log(end(space.micro))),
+                first=np.full(_TARGETS, end(0.0, 1.0)),
             )
         )
     per_chip = [listed[0][1] / listed[0][0] for listed in space.layouts]
@@ -199,12 +204,14 @@ def _rounded(space: Space, ended: _Point) -> Choice:
             for replicas in itertools.product(*choices):
                 if float(np.sum(chips * replicas)) > space.most:
                     continue
+                # The split of memory is continuous: it stays what it has become.
+                split = round(float(ended.first[i]), 3)
                 for b, k, m in itertools.product(batch, tokens, micro):
-                    rows.append((*chips, *(s for _, s in layout), *replicas, b, k, m))
+                    rows.append((*chips, *(s for _, s in layout), *replicas, b, k, m, split))
     table_ = np.unique(np.asarray(rows, dtype=float).reshape(len(rows), -1), axis=0)
     chips, stages, replicas = (table_[:, i * pools : (i + 1) * pools] for i in range(3))
-    b, k, m = table_[:, 3 * pools :].T
-    return Choice(chips, stages, replicas, chips, np.ones_like(chips), b, k, m)
+    b, k, m, split = table_[:, 3 * pools :].T
+    return Choice(chips, stages, replicas, chips, np.ones_like(chips), b, k, m, split)
 
 
 def _neighbours(value: float, choices: Sequence[int]) -> list[int]:

@@ -4,6 +4,7 @@
 (`perfmodel.system_space`), or descends (`perfmodel.system_descent`); `size` finds the smallest.
 """
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -218,7 +219,7 @@ def frontier(
             `base`, `isl`, `osl` and what else `perfmodel.systems.serve` takes; `max_power` [W,
             rated, with hosts], `max_racks` and `max_cost` [USD/h] of all pools, under which systems
             of fewer chips are tried, too.
-        x, y: names of `AXES`.
+        x, y: names of `AXES`; beside each, what it would gain by more prefix hits.
         descend: find the systems by gradient, and compare with the enumeration: `hypervolume` is
             the share of its hypervolume that is reached.
 
@@ -251,7 +252,31 @@ def frontier(
         }  # fmt: skip
         choices, values, rows = near, own, best
     kept = {name: value[rows] for name, value in values.items()}
-    return _dataset(searched, choices.take(rows), kept, axes, extra)
+    found = _dataset(searched, choices.take(rows), kept, axes, extra)
+    return found.assign(_if_more_hits(searched, choices.take(rows), kept, axes))
+
+
+_MORE_HITS = 0.1
+
+
+def _if_more_hits(
+    space: Space, choices: Choice, values: Mapping[str, np.ndarray], axes: tuple[str, str]
+) -> dict[str, Any]:
+    """Returns what both axes would gain if a tenth of what is not cached of prompts were."""
+    load = space.made.asked.load
+    more = load.prefix_hit + _MORE_HITS * (1.0 - load.prefix_hit)
+    load = dataclasses.replace(load, prefix_hit=more)
+    asked = dataclasses.replace(space.made.asked, load=load)
+    other = space._replace(made=dataclasses.replace(space.made, asked=asked))
+    found = score(other, choices)
+    about = "relative change if a tenth of the prompt tokens not cached were"
+    return {
+        f"{axis}_if_more_hits": (
+            "point", found[axis].astype(float) / values[axis] - 1.0,
+            {"units": "1", "long_name": f"{AXES[axis][0]}: {about}"},
+        )
+        for axis in axes
+    }  # fmt: skip
 
 
 def _why(space: Space, values: Mapping[str, np.ndarray]) -> str:
@@ -302,6 +327,8 @@ def _dataset(
         ("replicas", choices.replicas),
     ):  # fmt: skip
         variables[name] = (("point", "pool"), np.asarray(column, dtype=int), {"units": "1"})
+    about = {"units": "1", "long_name": "share of the weights placed before any keys"}
+    variables["weights_first"] = ("point", np.asarray(choices.first, dtype=float), about)
     for name in ("batch", "tokens", "micro"):
         column = np.asarray(getattr(choices, name), dtype=int)
         variables["drafts" if name == "tokens" else name] = ("point", column, {"units": "1"})
@@ -325,15 +352,16 @@ def beside(fronts: Mapping[str, xr.Dataset]) -> xr.Dataset:
     """
     kept = []
     shared = (
-        *AXES, "requests_per_second", "e2e_s", "chips", "batch", "drafts", "micro", "words",
-        "busiest",
+        *AXES, "requests_per_second", "e2e_s", "chips", "batch", "drafts", "micro",
+        "weights_first", "words", "busiest",
     )  # fmt: skip
     for name, found in fronts.items():
         worded = found.assign(
             words=("point", [words(found, i) for i in range(found.sizes["point"])]),
             busiest=("point", [busiest(found, i) for i in range(found.sizes["point"])]),
         )
-        listed = worded[[key for key in shared if key in worded]]
+        hits = [str(key) for key in worded.data_vars if str(key).endswith("_if_more_hits")]
+        listed = worded[[*(key for key in shared if key in worded), *hits]]
         kept.append(listed.assign_coords(system=("point", [name] * found.sizes["point"])))
     first = next(iter(fronts.values()))
     joined = xr.concat(kept, "point", join="override", combine_attrs="drop")
@@ -359,6 +387,8 @@ def words(found: xr.Dataset, i: int) -> str:
         extra.append(f"{int(found['drafts'][i])} drafts")
     if int(found["micro"][i]) > 1:
         extra.append(f"{int(found['micro'][i])} micro-batches")
+    if float(found["weights_first"][i]) < 1.0:
+        extra.append(f"{float(found['weights_first'][i]):.0%} of weights before keys")
     return ", ".join([*parts, *extra])
 
 

@@ -42,8 +42,9 @@ class Choice(NamedTuple):
     """Systems of one placement as columns.
 
     Fields: by pool, shape [n, pools]: `chips` of a replica and the pipeline `stages` they form,
-    `replicas`, `ep` and `attention_dp`; of the system, shape [n]: `batch`, `tokens` drafted and
-    `micro`-batches.
+    `replicas`, `ep` and `attention_dp`; of the system, shape [n]: `batch`, `tokens` drafted,
+    `micro`-batches, and the share of weights that each pool places `first`, before any keys, where
+    it has slower memories in use.
     """
 
     chips: Any
@@ -54,6 +55,7 @@ class Choice(NamedTuple):
     batch: Any
     tokens: Any
     micro: Any
+    first: Any
 
     def take(self, rows: Any) -> "Choice":
         """Returns the systems at an index, slice or mask."""
@@ -117,6 +119,8 @@ def with_choice(base: System, part_pools: tuple[int, ...], choice: Choice) -> Sy
                 minimum(choice.attention_dp[i], choice.chips[i]),
             )
             new = eqx.tree_at(lambda p: (p.expert_ranks, p.attention_dp), new, degrees)
+        if plan.weights_first is not None:
+            new = eqx.tree_at(lambda p: p.weights_first, new, choice.first)
         return eqx.tree_at(lambda p: p.plan, old, new)
 
     first, attention, ffn = (
@@ -226,20 +230,23 @@ def enumerate_systems(space: Space, replicas: Sequence[Sequence[float]] | None =
         raise InputError(
             f"max_chips: {space.most} chips hold no replica of each pool of {len(space.names)}"
         )
-    count = len(rows) * len(space.batches) * len(space.drafts) * len(space.micro)
+    # Where slower memories are in use: keys before weights, weights before keys, and between.
+    tiers = space.made.built.attention.plan.weights_first is not None
+    splits = (0.0, 0.5, 1.0) if tiers else (1.0,)
+    count = len(rows) * len(space.batches) * len(space.drafts) * len(space.micro) * len(splits)
     if count > _MOST_SYSTEMS:
         raise InputError(
             f"frontier: {count:,} systems are more than {_MOST_SYSTEMS:,}; ask for fewer chips"
         )
     axes = np.meshgrid(
-        np.arange(len(rows)), space.batches, space.drafts, space.micro, indexing="ij"
+        np.arange(len(rows)), space.batches, space.drafts, space.micro, splits, indexing="ij"
     )
-    which, batch, tokens, micro = (axis.ravel() for axis in axes)
+    which, batch, tokens, micro, first = (axis.ravel() for axis in axes)
     columns = np.asarray(rows, dtype=float)[which]
     pools = len(space.names)
     chips, stages, counted = (columns[:, i * pools : (i + 1) * pools] for i in range(3))
     # Experts are spread over all ranks of a replica, whose attention stays together.
-    return Choice(chips, stages, counted, chips, np.ones_like(chips), batch, tokens, micro)
+    return Choice(chips, stages, counted, chips, np.ones_like(chips), batch, tokens, micro, first)
 
 
 def _fillings(sizes: Sequence[int], most: int) -> list[tuple[int, ...]]:

@@ -210,6 +210,9 @@ def test_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert "ttft limit" in capsys.readouterr().err
     assert cli.main(["estimate", MODEL, "h100", "--tp", "8", "--kv", "reserved:10"]) == 2
     assert "5,000" in capsys.readouterr().err
+    for command in (["size", MODEL, "--rate", "1"], ["frontier", MODEL, "--chip", "h100"]):
+        assert cli.main([*command, "--kv", "bf17"]) == 2
+        assert "--kv: paged, reserved" in capsys.readouterr().err
     assert cli.main(["frontier", MODEL]) == 2
     assert "--chip" in capsys.readouterr().err
 
@@ -245,3 +248,18 @@ def test_a_trace_on_the_command_line(
     assert sum(kind["class_share"] for kind in told["classes"]) == pytest.approx(1.0)
     assert cli.main([*line, "--trace", str(path), "--class", "a=1:1:1"]) == 2
     assert "one of them" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_split_of_memory_and_hits_are_part_of_a_search() -> None:
+    """Experts of which a step reads few, over SRAM and LPDDR: keys are worth the fast one more."""
+    given: dict[str, Any] = dict(
+        isl=2000, osl=500, max_chips=8, batches=(1, 8, 64, 256), micro=(1,), drafts=(0,)
+    )
+    pools = {"decode": "corsair:offload=0.5,weights=int8"}
+    found = system_search.frontier("qwen3-30b-a3b", pools, descend=True, **given)
+    assert found.attrs["hypervolume"] > 0.9
+    split = found["weights_first"].values
+    assert np.all((split >= 0.0) & (split <= 1.0)) and np.any(split < 1.0)
+    gain = found["output_tokens_per_second_chip_if_more_hits"].values
+    assert np.all(gain > -1e-6) and np.any(gain > 0.01)
