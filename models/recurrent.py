@@ -6,6 +6,7 @@ projected back. What a sequence keeps is the state and the convolution's last in
 length. Heads are cut over ranks; heads of keys are replicated past their number, as kv heads are.
 """
 
+import abc
 from typing import Any
 
 import equinox as eqx
@@ -40,21 +41,21 @@ class Recurrent(eqx.Module):
     # ---- What kinds differ in, given heads and heads of keys of one rank ----
 
     @property
+    @abc.abstractmethod
     def kind(self) -> Recurrence:
         """Static: the recurrence."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def _columns(self, heads: Real, keys: Real) -> Real:
         """Returns columns of the input projection."""
-        raise NotImplementedError
 
     def _channels(self, heads: Real, keys: Real) -> Real:
         """Returns channels of the convolution."""
         return 2 * keys * self.state + heads * self.width
 
+    @abc.abstractmethod
     def _own_vectors(self, heads: Real) -> Real:
         """Returns elements of decays, biases and norms."""
-        raise NotImplementedError
 
     def _beside(self, hidden: Real) -> tuple[tuple[str, Real, Real], ...]:
         """Returns further products by name: columns of one head, and inner width."""

@@ -200,3 +200,16 @@ def price_table(given: list[str] | None) -> "float | dict[str, float] | None":
             raise InputError(f"--price: {chip} is given more than once")
         table[chip] = dollars
     return table
+
+
+def refuse(why: str, **given: tuple[object, object]) -> None:
+    """Raises where an option was given that a command could only ignore.
+
+    Args:
+        why: what the option is of. given: by name, its value and the one it has where left out.
+
+    >>> refuse("of one pool only", cp=(1, 1))
+    """
+    for name, (value, usual) in given.items():
+        if value != usual:
+            raise InputError(f"--{name.replace('_', '-')}: {why}")

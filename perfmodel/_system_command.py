@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from perfmodel._commands import command, print_json, ready, working
+from perfmodel._options import refuse
 from perfmodel.errors import InputError, shorten
 
 if TYPE_CHECKING:
@@ -211,6 +212,11 @@ def _read(asked: Asked) -> tuple[Any, dict[str, Any], Any, dict[str, Any]]:
     if asked.chip is not None:
         base = systems.PoolAsked(asked.chip, **asked.base)
     else:
+        usual = systems.PoolAsked("")
+        own = {name: (given, getattr(usual, name)) for name, given in asked.base.items()}
+        formats = ("weights", "activations", "kv")
+        options = {name: pair for name, pair in own.items() if name not in formats}
+        refuse("of CHIP; a pool's own is written CHIP:tp=…,replicas=…", **options)
         # Without a chip of the rest, its formats are those of every pool that names none.
         formats = {k: asked.base[k] for k in ("weights", "activations", "kv") if asked.base[k]}
         for role, text in pools.items():
@@ -264,6 +270,10 @@ def asked(
     candidates: float = 1.0,
 ) -> Asked:
     """Returns the options of a search; pools that name no format have the one asked for."""
+    if precision is not None and len(precision) > 1:
+        raise InputError(
+            "--precision: one for all pools; a pool's own is CHIP:weights=…,activations=…,kv=…"
+        )
     base: dict[str, Any] = {"weights": None, "activations": None, "kv": None}
     base |= dict(zip(base, (precision or ["fp8"])[0].split("/"), strict=False))
     return Asked(
@@ -272,6 +282,23 @@ def asked(
         micro_batches=1, link=link, base=base, assume_dense=assume_dense, classes=classes or [],
         trace=trace, cache_tokens=cache_tokens, kv=kv, candidates=candidates,
     )  # fmt: skip
+
+
+def per_axes(x: str, y: str, per: str | None) -> tuple[str, str]:
+    """Returns the axes with throughput counted per something else.
+
+    >>> per_axes("tokens_per_second_user", "output_tokens_per_second_chip", "kw")[1]
+    'output_tokens_per_second_kw'
+    """
+    from perfmodel.system_search import AXES
+
+    stem = "output_tokens_per_second_"
+    known = [axis.removeprefix(stem) for axis in AXES if axis.startswith(stem)]
+    if per is None:
+        return x, y
+    if per not in known:
+        raise InputError(f"--per: {shorten(per, 30)!r} is none of {', '.join(known)} for systems")
+    return tuple(stem + per if axis.startswith(stem) else axis for axis in (x, y))  # pyright: ignore[reportReturnType]
 
 
 def show_size(

@@ -57,6 +57,7 @@ from perfmodel._options import (
     is_table,
     kv_options,
     price_table,
+    refuse,
     seconds,
 )
 from perfmodel.errors import Infeasible, InputError, shorten
@@ -230,6 +231,18 @@ def estimate(
         return
     named = {"prefill": prefill, "decode": decode, "attention": attention, "ffn": ffn}
     kv, policy = kv_options(kv)
+    if not any(named.values()) and draft is None:
+        refuse("of several pools", link=(link, None), micro_batches=(micro_batches, 1))
+    if draft is None:
+        refuse(
+            "of what --draft names", acceptance=(acceptance, None),
+            accepted_length=(accepted_length, None), draft_tokens=(draft_tokens, 4.0),
+            draft_candidates=(draft_candidates, 1.0),
+        )  # fmt: skip
+    if trace is None:
+        refuse("of a trace that names its blocks (--trace FILE)", cache_tokens=(cache_tokens, None))
+    if simulate < 0:
+        raise InputError(f"--simulate: requests to follow, at least 1, not {simulate}")
     scheduled = (
         batching != "continuous", policy not in ("", "paged"), bool(classes), trace is not None,
         simulate > 0,
@@ -241,6 +254,12 @@ def estimate(
             raise InputError(
                 "--operators, --sensitivity and --out: of one pool, one class and pages of KV only"
             )
+        refuse("of one pool, one class and pages of KV only", cp=(cp, 1), images=(images, 0))
+        if not any(named.values()) and "@" not in (draft or ""):
+            refuse("of several pools", link=(link, None), micro_batches=(micro_batches, 1))
+        if classes or trace is not None:
+            why = "--class and --trace say how long requests are"
+            refuse(why, isl=(isl, 4000), osl=(osl, 1000), prefix_hit=(prefix_hit, 0.0))
         made = _system_command.Asked(
             model=model, chip=chip, pools={k: v for k, v in named.items() if v is not None},
             draft=draft, draft_tokens=draft_tokens, acceptance=acceptance,
@@ -248,9 +267,11 @@ def estimate(
             micro_batches=micro_batches, link=link,
             batching=batching, kv=policy, classes=classes or [], trace=trace,
             cache_tokens=cache_tokens, simulate=simulate,
-            base=dict(tp=tp, pp=pp, ep=ep, attention_dp=attention_dp, regions=regions,
-                      replicas=replicas, chunk=chunk, weights=weights, activations=activations,
-                      kv=kv),
+            base=dict(
+                tp=tp, pp=pp, ep=ep, attention_dp=attention_dp, regions=regions, offload=offload,
+                weights_first=weights_first, replicas=replicas, chunk=chunk, weights=weights,
+                activations=activations, kv=kv,
+            ),
             assume_dense=assume_dense,
         )  # fmt: skip
         with _working("evaluating", quiet=json):
@@ -450,6 +471,11 @@ def frontier(
     if any(named.values()) or draft is not None or classes or trace or kv != "paged":
         from perfmodel import _system_command
 
+        refuse(
+            "of one pool and one class only", measured=(measured, None), pp=(pp, None),
+            cp=(cp, None), images=(images, 0),
+        )  # fmt: skip
+        x, y = _system_command.per_axes(x, y, per)
         asked = _system_command.asked(
             model, named, draft, acceptance, accepted_length, link, classes, precision,
             assume_dense, trace, cache_tokens, kv, draft_candidates,
@@ -461,8 +487,10 @@ def frontier(
             descend=descend, price=price_table(price), ownership=ownership, electricity=electricity,
             pue=pue, lifetime=lifetime, slo_ttft=seconds(slo_ttft, "--slo-ttft"),
             slo_tpot=seconds(slo_tpot, "--slo-tpot"), **_budgets(max_power, max_racks, max_cost),
+            routing=exponent(routing),
         )  # fmt: skip
         return
+    _only_systems(acceptance, accepted_length, draft_candidates, link, cache_tokens)
     if not chip:
         raise InputError("missing option '--chip'")
     choices = {"precisions": precision, "pp": pp, "cp": cp}
@@ -514,6 +542,22 @@ def frontier(
         report.write(report.overlay_text(runs))
     if files:
         report.write("\n".join(f"wrote {path}" for path in files.values()))
+
+
+def _only_systems(
+    acceptance: str | None,
+    accepted_length: str | None,
+    candidates: float,
+    link: str | None,
+    cache_tokens: str | None,
+) -> None:
+    """Raises for options of systems where none is asked for."""
+    refuse(
+        "of what --draft names", acceptance=(acceptance, None),
+        accepted_length=(accepted_length, None), draft_candidates=(candidates, 1.0),
+    )  # fmt: skip
+    refuse("of several pools (--prefill, --decode …)", link=(link, None))
+    refuse("of a trace that names its blocks (--trace FILE)", cache_tokens=(cache_tokens, None))
 
 
 @app.command()
@@ -574,6 +618,10 @@ def size(
     if any(named.values()) or draft is not None or classes or trace or kv != "paged":
         from perfmodel import _system_command
 
+        refuse(
+            "of one pool and one class only", by=(by, "chips"), spare=(spare, 1), out=(out, None),
+            images=(images, 0),
+        )  # fmt: skip
         asked = _system_command.asked(
             model, named, draft, acceptance, accepted_length, link, classes, precision,
             assume_dense, trace, cache_tokens, kv, draft_candidates,
@@ -583,9 +631,10 @@ def size(
             rate=rate, headroom=headroom, max_chips=max_chips, isl=isl, osl=osl,
             prefix_hit=prefix_hit, engine=engine, price=price_table(price),
             slo_ttft=seconds(slo_ttft, "--slo-ttft"), slo_tpot=seconds(slo_tpot, "--slo-tpot"),
-            **_budgets(max_power, max_racks, max_cost),
+            **_budgets(max_power, max_racks, max_cost), routing=exponent(routing),
         )  # fmt: skip
         return
+    _only_systems(acceptance, accepted_length, draft_candidates, link, cache_tokens)
     extra: dict[str, Any] = {"precisions": precision} if precision else {}
     from perfmodel import _json, report
 

@@ -113,6 +113,10 @@ def table(given: Mapping[str, Any], base: Any) -> tuple[Placement, dict[str, Any
         draft="draft" if "draft" in pools else attention,
     )
     used = where.names()
+    idle = next((key for key in pools if key not in used), None)
+    if idle is not None:
+        called = "CHIP" if idle == "pool" else idle
+        raise InputError(f"pools: {called} has nothing to do, other pools have all of its work")
     return where, {key: value for key, value in pools.items() if key in used}
 
 
@@ -230,6 +234,8 @@ def ask(
     if classes is not None:
         isl, osl, prefix_hit = _means(classes, int(network.model.max_context), network.name)
     parsed = {n: parse_pool(p, n) if isinstance(p, str) else p for n, p in pools.items()}
+    question.real_number("batch", batch, 1.0, 1e9, "at least 1 request")
+    question.real_number("micro", micro, 1.0, 1e6, "at least 1 micro-batch")
     if (draft is None) != (spec is None):
         raise InputError("draft: a draft model and its acceptance belong together")
     heads = _heads(network, draft, where)

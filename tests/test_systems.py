@@ -263,3 +263,42 @@ def test_the_split_of_memory_and_hits_are_part_of_a_search() -> None:
     assert np.all((split >= 0.0) & (split <= 1.0)) and np.any(split < 1.0)
     gain = found["output_tokens_per_second_chip_if_more_hits"].values
     assert np.all(gain > -1e-6) and np.any(gain > 0.01)
+
+
+ONE_POOL = ("estimate", MODEL, "h100", "--tp", "4")
+POOLS = ("--prefill", "h100:tp=4", "--decode", "h100:tp=4")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    (
+        ((*ONE_POOL, "--acceptance", "0.8"), "--acceptance: of what --draft names"),
+        ((*ONE_POOL, "--draft-tokens", "3"), "--draft-tokens"),
+        ((*ONE_POOL, "--link", "50"), "--link: of several pools"),
+        ((*ONE_POOL, "--micro-batches", "2"), "--micro-batches: of several pools"),
+        ((*ONE_POOL, "--cache-tokens", "1e6"), "--cache-tokens: of a trace"),
+        ((*ONE_POOL, "--simulate", "-5"), "--simulate"),
+        ((*ONE_POOL, "--class", "a=100:10:1", "--isl", "7"), "--isl: --class and --trace say"),
+        (("estimate", MODEL, *POOLS, "--images", "2"), "--images: of one pool"),
+        (("estimate", MODEL, *POOLS, "--cp", "2"), "--cp: of one pool"),
+        (("estimate", MODEL, *POOLS, "--tp", "8"), "--tp: of CHIP"),
+        (("estimate", MODEL, "h100", *POOLS), "CHIP has nothing to do"),
+        (("estimate", MODEL, *POOLS, "--batch", "0"), "batch: must be at least 1"),
+        (("estimate", MODEL, *POOLS, "--micro-batches", "0"), "micro: must be at least 1"),
+        (("frontier", MODEL, *POOLS, "--measured", "runs.csv"), "--measured: of one pool"),
+        (("frontier", MODEL, *POOLS, "--pp", "2"), "--pp: of one pool"),
+        (("frontier", MODEL, *POOLS, "--per", "usd"), "--per: 'usd' is none of"),
+        (("frontier", MODEL, *POOLS, "--precision", "fp8", "--precision", "bf16"), "--precision"),
+        (("frontier", MODEL, "--chip", "h100", "--link", "50"), "--link: of several pools"),
+        (("size", MODEL, "--rate", "5", *POOLS, "--by", "usd"), "--by: of one pool"),
+        (("size", MODEL, "--rate", "5", *POOLS, "--spare", "2"), "--spare: of one pool"),
+        (("size", MODEL, "--rate", "5", "--acceptance", "0.8"), "--acceptance: of what --draft"),
+    ),
+)
+def test_no_option_is_ignored(
+    line: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Options of systems on one pool, and of one pool on systems, are refused in one line."""
+    assert cli.main(list(line)) == 2
+    told = capsys.readouterr().err.strip()
+    assert said in told and "\n" not in told

@@ -5,6 +5,7 @@ recurrence over tokens, a gated norm, the output product. What a layer keeps is 
 state and the convolution's last inputs.
 """
 
+import abc
 import functools
 import operator
 
@@ -81,19 +82,19 @@ class RecurrentLayer(nnx.Module):
         self.kind = jnp.dtype(jnp.float32) if body.state_bytes_each == 4 else self.value.dtype
         self._own(body, hidden, weights)
 
+    @abc.abstractmethod
     def _own(self, body: Recurrent, hidden: int, weights: Weights) -> None:
         """Makes the weights of decays, rates and norms."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def _run(
         self, x: Array, state: Array, query: Array, key: Array, value: Array
     ) -> tuple[scans.State, scans.Values]:
         """Returns the state after all tokens of the hidden state `x`, and their results."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def _norm(self, y: Array, gate: Array) -> Float[Array, "batch tokens heads width"]:
         """Returns results that are normed and gated."""
-        raise NotImplementedError
 
     def empty_cache(self, batch: int, capacity: int, part: int) -> StateCache:
         """Returns the state before the first token; its size knows no tokens."""
