@@ -1,4 +1,4 @@
-"""The systems worth having: layouts and replicas of every pool, batch, drafts and micro-batches.
+"""The systems worth having: layouts and replicas of every pool, and what they share.
 
 `frontier` of systems enumerates whole systems of a placement under a number of chips
 (`perfmodel.system_space`), or descends (`perfmodel.system_descent`); `size` finds the smallest.
@@ -14,8 +14,9 @@ import xarray as xr
 from perfmodel import question, results, system
 from perfmodel.errors import Infeasible, InputError
 from perfmodel.exploration import nondominated
+from perfmodel.models.transformer import Model
 from perfmodel.placement import Placement
-from perfmodel.question import ModelLike
+from perfmodel.question import Layout, ModelLike
 from perfmodel.serving import MARGINS
 from perfmodel.system_descent import descended
 from perfmodel.system_space import AXES as AXES
@@ -42,6 +43,7 @@ _NEEDS = {
 }
 _DRAFTS = (0, 1, 2, 3, 4, 5, 6, 8)
 _MICRO = (1, 2, 3)
+_CHUNKS = (512, 2048, 8192)
 
 
 def space(
@@ -55,6 +57,7 @@ def space(
     batches: Sequence[int] = _BATCHES,
     drafts: Sequence[int] = _DRAFTS,
     micro: Sequence[int] = _MICRO,
+    chunks: Sequence[int] | None = None,
     max_power: float | None = None,
     max_racks: float | None = None,
     max_cost: float | None = None,
@@ -68,7 +71,7 @@ def space(
     parsed = {n: parse_pool(p, n) if isinstance(p, str) else p for n, p in named.items()}
     most = question.budgets(max_power, max_racks, max_cost)
     made = ask(model, parsed, where, batch=1, isl=isl, osl=osl, most=most, **options)
-    found = _space(model, made, where, max_chips, batches, drafts, micro)
+    found = _space(made, where, max_chips, batches, drafts, micro, chunks)
     return found._replace(smaller=any(value is not None for value in most))
 
 
@@ -86,8 +89,9 @@ def size(
     max_racks: float | None = None,
     max_cost: float | None = None,
     batches: Sequence[int] = _BATCHES,
-    drafts: Sequence[int] = (0, 1, 2, 3, 4, 5, 6, 8),
-    micro: Sequence[int] = (1, 2, 3),
+    drafts: Sequence[int] = _DRAFTS,
+    micro: Sequence[int] = _MICRO,
+    chunks: Sequence[int] | None = None,
     **options: Any,
 ) -> xr.Dataset:
     """Returns the smallest system of a placement that serves `rate` requests a second, along
@@ -111,7 +115,7 @@ def size(
     most = 4096 if max_chips is None else question.whole("max_chips", max_chips, least)
 
     def serving(chips: int) -> tuple[Space, Choice, dict[str, np.ndarray], np.ndarray]:
-        space = _space(model, made, where, chips, batches, drafts, micro)
+        space = _space(made, where, chips, batches, drafts, micro, chunks)
         choices = enumerate_systems(space)
         values = score(space, choices)
         good = np.all(values["margins"] >= 0.0, axis=1)
@@ -161,40 +165,68 @@ def _most_served(values: Mapping[str, np.ndarray]) -> float:
 
 
 def _space(
-    model: ModelLike,
     made: SystemAsked,
     where: Placement,
     max_chips: int,
     batches: Sequence[int],
     drafts: Sequence[int],
     micro: Sequence[int],
+    chunks: Sequence[int] | None,
 ) -> Space:
-    network = made.asked.model
     names = tuple(made.pools)
     parts = [where.prefill, where.attention, where.ffn]
     if made.built.draft is not None:
         parts.append(where.draft)
     most = question.whole("max_chips", max_chips)
-    layouts = []
+    near = []
     for name in names:
-        pool = made.pools[name]
-        fixed = pool.tp > 1 or pool.pp > 1 or pool.regions > 1
-        if fixed:
-            layouts.append(((pool.tp * pool.pp, pool.pp * pool.regions),))
-            continue
-        only_drafts = name not in parts[:3]
-        source = network.model
-        if only_drafts and made.draft_name:
-            source = question.find_model(made.draft_name).model
-        sizes = [d for d in question.degrees(source) if d <= most and d & (d - 1) == 0]
-        layouts.append(tuple((d, 1) for d in sizes))
+        network, guesses = made.asked.model.model, name not in parts[:3]
+        if guesses and made.draft_name:
+            network = question.find_model(made.draft_name).model
+        near.append(_layouts(network, made.pools[name], most, guesses))
     apart = where.ffn != where.attention or (made.built.draft is not None)
     return Space(
-        made, names, tuple(names.index(part) for part in parts), tuple(layouts), most,
+        made, names, tuple(names.index(part) for part in parts),
+        tuple(near) if len(names) == 1 else tuple(map(_plain, near)),
+        most,
         tuple(question.whole("batch", b) for b in batches),
         tuple(drafts) if made.built.speculation is not None else (0,),
         tuple(micro) if apart else (1,),
+        _chunks(made, where, chunks),
+        near=tuple(near),
     )  # fmt: skip
+
+
+def _layouts(network: Model, pool: PoolAsked, most: int, guesses: bool) -> tuple[Layout, ...]:
+    """Returns the layouts that a replica of a pool may have: chips and stages asked for, or powers
+    of 2 that cut the network; expert ranks and attention groups asked for, or all of them."""
+    given = Layout(pool.tp, pool.pp, pool.ep, pool.attention_dp, 1, pool.regions)
+    cut = pool.ep > 1 or pool.attention_dp > 1
+    if cut or (given.chips > 1 or given.regions > 1) and (guesses or not network.is_mixture):
+        return (given,)
+    if given.chips > 1 or given.regions > 1:
+        listed = question.layouts(network, given.chips, (pool.pp,), tps=(pool.tp,))
+        return tuple(each._replace(regions=pool.regions) for each in listed)
+    sizes = [2**power for power in range(most.bit_length())]
+    return tuple(question.layouts(network, most, tps=sizes))
+
+
+def _plain(layouts: tuple[Layout, ...]) -> tuple[Layout, ...]:
+    """Returns those of which all ranks of a stage share experts and attention, or each has its own;
+    all where there are none. Of several pools there would be too many."""
+    return tuple(x for x in layouts if {x.ep, x.attention_dp} <= {1, x.tp}) or layouts
+
+
+def _chunks(made: SystemAsked, where: Placement, given: Sequence[int] | None) -> tuple[int, ...]:
+    """Returns the chunks that prompts may be computed in: that of the pool where it has one, those
+    given, or the usual one and a few beside it."""
+    pool, usual = made.pools[where.prefill], int(made.built.prefill.plan.chunk)
+    [entry] = question.unique_chips([pool.chip])
+    own = entry.fields.get("prompt_chunk")
+    if pool.chunk is not None or (own is not None and own.value):
+        return (usual,)
+    listed = (usual, *_CHUNKS) if given is None else given
+    return tuple(sorted({question.whole("chunk", chunk) for chunk in listed}))
 
 
 def frontier(
@@ -208,14 +240,19 @@ def frontier(
 ) -> xr.Dataset:
     """Returns the systems of a placement that none betters on two axes, along `point`.
 
-    Every layout of each pool (tensor-parallel degrees that cut the network; on wafers the
-    pipelines asked for), every way to fill `max_chips` with whole replicas, every batch, and where
-    there are drafts or pools of attention and FFN every number of drafts and micro-batches.
+    Every layout of each pool (tensor-parallel degrees that cut the network, and of experts the
+    expert ranks and attention groups; on wafers the pipelines asked for), every way to fill
+    `max_chips` with whole replicas, every batch and chunk of prompts, where there are drafts or
+    pools of attention and FFN every number of drafts and micro-batches, and of the slow memories
+    that a pool asks for (`offload`) none, half and all.
 
     Args:
         model, pools: as of `perfmodel.systems.serve`. A pool's `tp` above 1, `pp` or `regions` fix
-            its layout; others try all.
-        options: `max_chips` of all pools (16), `batches`, `drafts` and `micro`, choices of each;
+            its layout, its `ep` or `attention_dp` above 1 how that is cut, its `chunk` that of
+            prompts; others try all. Of several pools, `ep` and `attention_dp` are 1 or the chips of
+            a stage; a descent tries those between, too.
+        options: `max_chips` of all pools (16), `batches`, `drafts`, `micro` and `chunks`, choices
+            of each;
             `base`, `isl`, `osl` and what else `perfmodel.systems.serve` takes; `max_power` [W,
             rated, with hosts], `max_racks` and `max_cost` [USD/h] of all pools, under which systems
             of fewer chips are tried, too.
@@ -324,14 +361,19 @@ def _dataset(
     variables["load"] = (("point", "station"), values["load"].astype(float), {"units": "1"})
     for name, column in (
         ("replica_chips", choices.chips), ("replica_stages", choices.stages),
-        ("replicas", choices.replicas),
+        ("replicas", choices.replicas), ("ep", choices.ep), ("attention_dp", choices.attention_dp),
     ):  # fmt: skip
         variables[name] = (("point", "pool"), np.asarray(column, dtype=int), {"units": "1"})
+    asked = np.asarray([space.made.pools[name].offload for name in space.names])
+    used = np.asarray(choices.slow, dtype=float)[:, None] * asked
+    about = {"units": "1", "long_name": "share of slower memories that is used"}
+    variables["offload"] = (("point", "pool"), used, about)
     about = {"units": "1", "long_name": "share of the weights placed before any keys"}
     variables["weights_first"] = ("point", np.asarray(choices.first, dtype=float), about)
-    for name in ("batch", "tokens", "micro"):
+    for name in ("batch", "tokens", "micro", "chunk"):
         column = np.asarray(getattr(choices, name), dtype=int)
-        variables["drafts" if name == "tokens" else name] = ("point", column, {"units": "1"})
+        unit = "token" if name == "chunk" else "1"
+        variables["drafts" if name == "tokens" else name] = ("point", column, {"units": unit})
     chip = [question.unique_chips([space.made.pools[n].chip])[0].name for n in space.names]
     coords = {
         "pool": list(space.names),
@@ -340,6 +382,8 @@ def _dataset(
     }
     attributes = mean_asked(space.made).attributes("perfmodel.system_search.frontier")
     attributes |= {"x": axes[0], "y": axes[1], "max_chips": space.most, **extra}
+    if len(space.chunks) > 1:
+        attributes |= {"chunks": list(space.chunks)}
     if space.made.draft_name:
         attributes |= {"draft": space.made.draft_name}
     return xr.Dataset(variables, coords).assign_attrs(attributes | results.stamp())
@@ -353,7 +397,7 @@ def beside(fronts: Mapping[str, xr.Dataset]) -> xr.Dataset:
     kept = []
     shared = (
         *AXES, "requests_per_second", "e2e_s", "chips", "batch", "drafts", "micro",
-        "weights_first", "words", "busiest",
+        "chunk", "weights_first", "words", "busiest",
     )  # fmt: skip
     for name, found in fronts.items():
         worded = found.assign(
@@ -374,12 +418,16 @@ def beside(fronts: Mapping[str, xr.Dataset]) -> xr.Dataset:
 
 
 def words(found: xr.Dataset, i: int) -> str:
-    """Returns the layout of a point in short: replicas and chips of each pool."""
+    """Returns the layout of a point in short: replicas and chips of each pool, and how experts and
+    attention are cut where they are; then what else a search varied."""
     parts = []
     for p, name in enumerate(found["pool"].values):
         chips, count = int(found["replica_chips"][i, p]), int(found["replicas"][i, p])
         stages = int(found["replica_stages"][i, p])
         what = f"TP{chips}" if stages == 1 else f"{chips} chips, {stages} stages"
+        for short, key in (("EP", "ep"), ("DP", "attention_dp")):
+            degree = int(found[key][i, p])
+            what += f" {short}{degree}" if degree > 1 else ""
         prefix = "" if found.sizes["pool"] == 1 else f"{name} "
         parts.append(f"{prefix}{count} × {what}")
     extra = []
@@ -387,6 +435,10 @@ def words(found: xr.Dataset, i: int) -> str:
         extra.append(f"{int(found['drafts'][i])} drafts")
     if int(found["micro"][i]) > 1:
         extra.append(f"{int(found['micro'][i])} micro-batches")
+    if len(found.attrs.get("chunks", ())) > 1:
+        extra.append(f"chunks of {int(found['chunk'][i]):,}")
+    if float(found["offload"][i].max()):
+        extra.append(f"{float(found['offload'][i].max()):.0%} of slow memory")
     if float(found["weights_first"][i]) < 1.0:
         extra.append(f"{float(found['weights_first'][i]):.0%} of weights before keys")
     return ", ".join([*parts, *extra])

@@ -169,7 +169,7 @@ def test_a_frontier_of_systems() -> None:
     i = len(x) // 2
     chips, count = found["replica_chips"].values[i], found["replicas"].values[i]
     pools = {
-        name: f"{chip}:tp={chips[p]},replicas={count[p]},weights=fp8"
+        name: f"{chip}:tp={chips[p]},replicas={count[p]},chunk={found['chunk'][i]:d},weights=fp8"
         for p, (name, chip) in enumerate(
             zip(found["pool"].values, found["chip"].values, strict=True)
         )
