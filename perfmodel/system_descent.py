@@ -36,6 +36,9 @@ from perfmodel.system_space import (
 )
 
 _TARGETS, _STEPS, _RATE, _PENALTY = 64, 80, 0.08, 8.0
+_STARTS = 8192
+_BEYOND = 0.25
+"""How far targets reach beyond what the best start has, as a logarithm."""
 # Relaxed layouts do not cut heads into whole parts; the rounded ones do.
 _RELAXED = [i for i, name in enumerate(MARGINS) if name != "divisibility"]
 
@@ -135,15 +138,16 @@ def _descent_program(part_pools: tuple[int, ...], axes: tuple[str, str]) -> Any:
 def descended(space: Space, axes: tuple[str, str]) -> tuple[Choice, int, int]:
     """Returns whole systems near descended ones; how many were evaluated to start from, and how
     many gradients were taken."""
+    room = space.most - sum(min(x.chips for x in listed) for listed in space.layouts)
     coarse = space._replace(
-        layouts=tuple(map(_coarse, space.layouts)),
+        layouts=tuple(_coarse(listed, room) for listed in space.layouts),
         batches=space.batches[:: max(len(space.batches) // 6, 1)],
         drafts=space.drafts[:: max(len(space.drafts) // 3, 1)],
         micro=space.micro[:1],
     )
     grid = enumerate_systems(coarse)
     # A few ways to share out the chips start it; the descent finds the rest.
-    grid = grid.take(_spread(grid, 4096))
+    grid = grid.take(_spread(grid, _STARTS))
     values = score(space, grid)
     good = np.flatnonzero(np.all(values["margins"] >= 0.0, axis=1))
     if not len(good):
@@ -152,8 +156,10 @@ def descended(space: Space, axes: tuple[str, str]) -> tuple[Choice, int, int]:
     gains = np.stack(
         [s * np.log(np.maximum(values[a][good], 1e-30)) for s, a in zip(signs, axes, strict=True)]
     )
-    targets = np.linspace(gains[0].min(), gains[0].max(), _TARGETS)
+    targets = np.linspace(gains[0].min(), gains[0].max() + _BEYOND, _TARGETS)
     reach = np.where(gains[0] >= targets[:, None] - 1e-6, gains[1], -np.inf)
+    # What no start reaches starts from the one that comes nearest.
+    reach[:, np.argmax(gains[0])] = np.maximum(reach[:, np.argmax(gains[0])], -1e30)
     best = grid.take(good).take(np.argmax(reach, axis=1))
     starts = _Point(
         chips=np.log(best.chips),
@@ -216,10 +222,15 @@ def _spread(grid: Choice, most: int) -> np.ndarray:
     return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(int))
 
 
-def _coarse(listed: tuple[Layout, ...]) -> tuple[Layout, ...]:
-    """Returns the layouts of every second number of chips or fewer, the least among them."""
+def _coarse(listed: tuple[Layout, ...], room: int) -> tuple[Layout, ...]:
+    """Returns the layouts of three numbers of chips: the least, the most that leave `room` for the
+    least of the other pools, and one between.
+
+    Args: `room`, chips that are left when each pool has its least.
+    """
     sizes = sorted({each.chips for each in listed})
-    kept = sizes[:: max(len(sizes) // 2, 1)]
+    fit = [chips for chips in sizes if chips <= sizes[0] + room]
+    kept = {fit[0], fit[len(fit) // 2], fit[-1]}
     return tuple(each for each in listed if each.chips in kept)
 
 

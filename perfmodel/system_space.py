@@ -197,6 +197,12 @@ class Space(NamedTuple):
     near: tuple[tuple[Layout, ...], ...] = ()
 
     @property
+    def guesser(self) -> int | None:
+        """Which pool only drafts; None where none does."""
+        drafts = set(self.part_pools[3:]) - set(self.part_pools[:3])
+        return next(iter(drafts), None)
+
+    @property
     def tiers(self) -> tuple[tuple[float, float], ...]:
         """Shares of slow memories and of weights placed first that are tried: none of the slow
         ones, half and all of those asked for; keys before weights, weights before keys, and
@@ -231,7 +237,8 @@ def score(space: Space, choices: Choice) -> dict[str, np.ndarray]:
 
 def enumerate_systems(space: Space, replicas: Sequence[Sequence[float]] | None = None) -> Choice:
     """Returns every system of a space: layouts and whole replicas of each pool that leave no room
-    for another replica, times batches, drafts, micro-batches, chunks and shares of slow memories.
+    for another replica (but of one that only drafts), times batches, drafts, micro-batches, chunks
+    and shares of slow memories.
 
     Args: `replicas`, counts to try by pool; then all of them, whether or not they fill the chips.
     """
@@ -242,7 +249,9 @@ def enumerate_systems(space: Space, replicas: Sequence[Sequence[float]] | None =
         if replicas is None:
             least = sum(sizes) if space.smaller else space.most
             totals = range(least, space.most + 1)
-            counts = dict.fromkeys(each for most in totals for each in _fillings(sizes, most))
+            counts = dict.fromkeys(
+                each for most in totals for each in _counts(sizes, most, space.guesser)
+            )
         for each in counts:
             if sum(n * size for n, size in zip(each, sizes, strict=True)) <= space.most:
                 rows.append((layout, each))
@@ -260,8 +269,7 @@ def enumerate_systems(space: Space, replicas: Sequence[Sequence[float]] | None =
     axes = np.meshgrid(np.arange(len(rows)), *choices, indexing="ij")
     which, batch, tokens, micro, chunk, tier = (axis.ravel() for axis in axes)
     laid = [column[which] for column in columns(rows)]
-    slow, weights_first = tiers[tier].T
-    return Choice(*laid, batch, tokens, micro, chunk, slow, weights_first)
+    return Choice(*laid, *(batch, tokens, micro, chunk, *tiers[tier].T))
 
 
 Row = tuple[Sequence[Layout], Sequence[int]]
@@ -277,6 +285,26 @@ def columns(rows: Sequence[Row]) -> tuple[np.ndarray, ...]:
     chips, stages, ep, attention_dp = np.moveaxis(np.asarray(cuts, dtype=float), 2, 0)
     counts = np.asarray([count for _, count in rows], dtype=float)
     return chips, stages, counts, ep, attention_dp
+
+
+def _counts(sizes: Sequence[int], most: int, guesser: int | None) -> list[tuple[int, ...]]:
+    """Returns whole replicas of pools of these sizes that fill `most` chips as far as they can.
+
+    Of a pool that only drafts (`guesser`) there may be fewer: all, half of them, a quarter, ….
+    Chips that nothing uses are no part of the system.
+
+    >>> _counts([4, 1], 8, None), _counts([4, 1], 8, 1)
+    ([(1, 4)], [(1, 4), (1, 2), (1, 1)])
+    """
+    if guesser is None:
+        return _fillings(sizes, most)
+    order = [i for i in range(len(sizes)) if i != guesser] + [guesser]
+    found = []
+    for *others, full in _fillings([sizes[i] for i in order], most):
+        for power in range(full.bit_length()):
+            counted = dict(zip(order, (*others, full >> power), strict=True))
+            found.append(tuple(counted[i] for i in range(len(sizes))))
+    return found
 
 
 def _fillings(sizes: Sequence[int], most: int) -> list[tuple[int, ...]]:
