@@ -4,14 +4,13 @@
 (`perfmodel.system_space`), or descends (`perfmodel.system_descent`); `size` finds the smallest.
 """
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import xarray as xr
 
-from perfmodel import question, results, system
+from perfmodel import question, results, system, system_hits
 from perfmodel.errors import Infeasible, InputError
 from perfmodel.exploration import nondominated
 from perfmodel.models.transformer import Model
@@ -256,9 +255,11 @@ def frontier(
             `base`, `isl`, `osl` and what else `perfmodel.systems.serve` takes; `max_power` [W,
             rated, with hosts], `max_racks` and `max_cost` [USD/h] of all pools, under which systems
             of fewer chips are tried, too.
-        x, y: names of `AXES`; beside each, what it would gain by more prefix hits.
+        x, y: names of `AXES`; beside each, what it would gain by more prefix hits
+            (`…_if_more_hits`).
         descend: find the systems by gradient, and compare with the enumeration: `hypervolume` is
-            the share of its hypervolume that is reached.
+            the share of its hypervolume that is reached. The gradient of both axes in the share of
+            hits is then said of each point, too (`…_per_hit`).
 
     Raises:
         Infeasible: no system of the placement is feasible.
@@ -290,30 +291,11 @@ def frontier(
         choices, values, rows = near, own, best
     kept = {name: value[rows] for name, value in values.items()}
     found = _dataset(searched, choices.take(rows), kept, axes, extra)
-    return found.assign(_if_more_hits(searched, choices.take(rows), kept, axes))
-
-
-_MORE_HITS = 0.1
-
-
-def _if_more_hits(
-    space: Space, choices: Choice, values: Mapping[str, np.ndarray], axes: tuple[str, str]
-) -> dict[str, Any]:
-    """Returns what both axes would gain if a tenth of what is not cached of prompts were."""
-    load = space.made.asked.load
-    more = load.prefix_hit + _MORE_HITS * (1.0 - load.prefix_hit)
-    load = dataclasses.replace(load, prefix_hit=more)
-    asked = dataclasses.replace(space.made.asked, load=load)
-    other = space._replace(made=dataclasses.replace(space.made, asked=asked))
-    found = score(other, choices)
-    about = "relative change if a tenth of the prompt tokens not cached were"
-    return {
-        f"{axis}_if_more_hits": (
-            "point", found[axis].astype(float) / values[axis] - 1.0,
-            {"units": "1", "long_name": f"{AXES[axis][0]}: {about}"},
-        )
-        for axis in axes
-    }  # fmt: skip
+    points = choices.take(rows)
+    hits = system_hits.if_more(searched, points, kept, axes)
+    if descend:
+        hits |= system_hits.per_hit(searched, points, axes)
+    return found.assign(hits)
 
 
 def _why(space: Space, values: Mapping[str, np.ndarray]) -> str:
@@ -404,11 +386,13 @@ def beside(fronts: Mapping[str, xr.Dataset]) -> xr.Dataset:
             words=("point", [words(found, i) for i in range(found.sizes["point"])]),
             busiest=("point", [busiest(found, i) for i in range(found.sizes["point"])]),
         )
-        hits = [str(key) for key in worded.data_vars if str(key).endswith("_if_more_hits")]
+        ends = ("_if_more_hits", "_per_hit")
+        hits = [str(key) for key in worded.data_vars if str(key).endswith(ends)]
         listed = worded[[*(key for key in shared if key in worded), *hits]]
         kept.append(listed.assign_coords(system=("point", [name] * found.sizes["point"])))
     first = next(iter(fronts.values()))
-    joined = xr.concat(kept, "point", join="override", combine_attrs="drop")
+    # What is not said of all of them is unknown of the others.
+    joined = xr.concat(kept, "point", join="override", combine_attrs="drop", data_vars="all")
     axes = (first.attrs["x"], first.attrs["y"])
     signs = [1.0 if AXES[axis][1] else -1.0 for axis in axes]
     x, y = (s * np.asarray(joined[axis]) for s, axis in zip(signs, axes, strict=True))

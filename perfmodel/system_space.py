@@ -269,7 +269,8 @@ def enumerate_systems(space: Space, replicas: Sequence[Sequence[float]] | None =
     axes = np.meshgrid(np.arange(len(rows)), *choices, indexing="ij")
     which, batch, tokens, micro, chunk, tier = (axis.ravel() for axis in axes)
     laid = [column[which] for column in columns(rows)]
-    return Choice(*laid, *(batch, tokens, micro, chunk, *tiers[tier].T))
+    numbers = [batch, tokens, micro, chunk, *tiers[tier].T]
+    return Choice(*laid, *numbers)
 
 
 Row = tuple[Sequence[Layout], Sequence[int]]
