@@ -144,6 +144,7 @@ def descended(space: Space, axes: tuple[str, str]) -> tuple[Choice, int, int]:
         batches=space.batches[:: max(len(space.batches) // 6, 1)],
         drafts=space.drafts[:: max(len(space.drafts) // 3, 1)],
         micro=space.micro[:1],
+        chunks=space.chunks[:: max(len(space.chunks) - 1, 1)],
     )
     grid = enumerate_systems(coarse)
     # A few ways to share out the chips start it; the descent finds the rest.
@@ -223,14 +224,14 @@ def _spread(grid: Choice, most: int) -> np.ndarray:
 
 
 def _coarse(listed: tuple[Layout, ...], room: int) -> tuple[Layout, ...]:
-    """Returns the layouts of three numbers of chips: the least, the most that leave `room` for the
-    least of the other pools, and one between.
+    """Returns the layouts of few numbers of chips: the least, the most that leave `room` for the
+    least of the other pools, and one between where there are several.
 
     Args: `room`, chips that are left when each pool has its least.
     """
     sizes = sorted({each.chips for each in listed})
     fit = [chips for chips in sizes if chips <= sizes[0] + room]
-    kept = {fit[0], fit[len(fit) // 2], fit[-1]}
+    kept = {fit[0], fit[len(fit) // 2] if len(fit) > 3 else fit[0], fit[-1]}
     return tuple(each for each in listed if each.chips in kept)
 
 

@@ -230,7 +230,7 @@ def test_a_search_varies_slow_memory_where_asked_for() -> None:
     listed = system_search.enumerate_systems(searched)
     pairs = set(zip(listed.slow.tolist(), listed.first.tolist(), strict=True))
     assert pairs == {(0.0, 1.0)} | {(s, f) for s in (0.5, 1.0) for f in (0.0, 0.5, 1.0)}
-    row = int(np.flatnonzero((listed.slow == 0.5) & (listed.ep == 4))[0])
+    row = int(np.flatnonzero((listed.slow == 0.5) & (listed.ep[:, 0] == 4))[0])
     made = system_space.with_choice(searched.made.built, searched.part_pools, listed.take(row))
     plan = made.prefill.plan
     assert float(plan.offload) == 0.25 and float(plan.expert_ranks) == 4.0
