@@ -13,19 +13,24 @@ import xarray as xr
 from perfmodel import question, results, system, system_hits
 from perfmodel.errors import Infeasible, InputError
 from perfmodel.exploration import nondominated
-from perfmodel.models.transformer import Model
-from perfmodel.placement import Placement
-from perfmodel.question import Layout, ModelLike
+from perfmodel.question import ModelLike
 from perfmodel.serving import MARGINS
+from perfmodel.system_choices import bounded, space_of
 from perfmodel.system_descent import descended
 from perfmodel.system_space import AXES as AXES
 from perfmodel.system_space import BLOCK as BLOCK
-from perfmodel.system_space import BOTH, Choice, Space, enumerate_systems, front, score
+from perfmodel.system_space import (
+    BOTH,
+    Choice,
+    Space,
+    enumerate_systems,
+    front,
+    score,
+)
 from perfmodel.system_space import feasible as feasible
 from perfmodel.system_space import program_of as program_of
 from perfmodel.systems import (
     PoolAsked,
-    SystemAsked,
     ask,
     mean_asked,
     parse_pool,
@@ -42,7 +47,6 @@ _NEEDS = {
 }
 _DRAFTS = (0, 1, 2, 3, 4, 5, 6, 8)
 _MICRO = (1, 2, 3)
-_CHUNKS = (512, 2048, 8192)
 
 
 def space(
@@ -70,7 +74,7 @@ def space(
     parsed = {n: parse_pool(p, n) if isinstance(p, str) else p for n, p in named.items()}
     most = question.budgets(max_power, max_racks, max_cost)
     made = ask(model, parsed, where, batch=1, isl=isl, osl=osl, most=most, **options)
-    found = _space(made, where, max_chips, batches, drafts, micro, chunks)
+    found = space_of(made, where, max_chips, batches, drafts, micro, chunks)
     return found._replace(smaller=any(value is not None for value in most))
 
 
@@ -114,7 +118,8 @@ def size(
     most = 4096 if max_chips is None else question.whole("max_chips", max_chips, least)
 
     def serving(chips: int) -> tuple[Space, Choice, dict[str, np.ndarray], np.ndarray]:
-        space = _space(made, where, chips, batches, drafts, micro, chunks)
+        space = space_of(made, where, chips, batches, drafts, micro, chunks)
+        space = bounded(space, chunks)
         choices = enumerate_systems(space)
         values = score(space, choices)
         good = np.all(values["margins"] >= 0.0, axis=1)
@@ -163,71 +168,6 @@ def _most_served(values: Mapping[str, np.ndarray]) -> float:
     return float(np.max(values["requests_per_second"][good])) if np.any(good) else 0.0
 
 
-def _space(
-    made: SystemAsked,
-    where: Placement,
-    max_chips: int,
-    batches: Sequence[int],
-    drafts: Sequence[int],
-    micro: Sequence[int],
-    chunks: Sequence[int] | None,
-) -> Space:
-    names = tuple(made.pools)
-    parts = [where.prefill, where.attention, where.ffn]
-    if made.built.draft is not None:
-        parts.append(where.draft)
-    most = question.whole("max_chips", max_chips)
-    near = []
-    for name in names:
-        network, guesses = made.asked.model.model, name not in parts[:3]
-        if guesses and made.draft_name:
-            network = question.find_model(made.draft_name).model
-        near.append(_layouts(network, made.pools[name], most, guesses))
-    apart = where.ffn != where.attention or (made.built.draft is not None)
-    return Space(
-        made, names, tuple(names.index(part) for part in parts),
-        tuple(near) if len(names) == 1 else tuple(map(_plain, near)),
-        most,
-        tuple(question.whole("batch", b) for b in batches),
-        tuple(drafts) if made.built.speculation is not None else (0,),
-        tuple(micro) if apart else (1,),
-        _chunks(made, where, chunks),
-        near=tuple(near),
-    )  # fmt: skip
-
-
-def _layouts(network: Model, pool: PoolAsked, most: int, guesses: bool) -> tuple[Layout, ...]:
-    """Returns the layouts that a replica of a pool may have: chips and stages asked for, or powers
-    of 2 that cut the network; expert ranks and attention groups asked for, or all of them."""
-    given = Layout(pool.tp, pool.pp, pool.ep, pool.attention_dp, 1, pool.regions)
-    cut = pool.ep > 1 or pool.attention_dp > 1
-    if cut or (given.chips > 1 or given.regions > 1) and (guesses or not network.is_mixture):
-        return (given,)
-    if given.chips > 1 or given.regions > 1:
-        listed = question.layouts(network, given.chips, (pool.pp,), tps=(pool.tp,))
-        return tuple(each._replace(regions=pool.regions) for each in listed)
-    sizes = [2**power for power in range(most.bit_length())]
-    return tuple(question.layouts(network, most, tps=sizes))
-
-
-def _plain(layouts: tuple[Layout, ...]) -> tuple[Layout, ...]:
-    """Returns those of which all ranks of a stage share experts and attention, or each has its own;
-    all where there are none. Of several pools there would be too many."""
-    return tuple(x for x in layouts if {x.ep, x.attention_dp} <= {1, x.tp}) or layouts
-
-
-def _chunks(made: SystemAsked, where: Placement, given: Sequence[int] | None) -> tuple[int, ...]:
-    """Returns the chunks that prompts may be computed in: that of the pool where it has one, those
-    given, or the usual one and a few beside it."""
-    pool, usual = made.pools[where.prefill], int(made.built.prefill.plan.chunk)
-    [entry] = question.unique_chips([pool.chip])
-    own = entry.fields.get("prompt_chunk")
-    if pool.chunk is not None or (own is not None and own.value):
-        return (usual,)
-    listed = (usual, *_CHUNKS) if given is None else given
-    return tuple(sorted({question.whole("chunk", chunk) for chunk in listed}))
-
-
 def frontier(
     model: ModelLike,
     pools: Mapping[str, PoolAsked | str],
@@ -269,7 +209,7 @@ def frontier(
     for axis in axes:
         if axis not in AXES:
             raise InputError(f"axis: {axis!r} is none of {', '.join(AXES)}")
-    searched = space(model, pools, **options)
+    searched = bounded(space(model, pools, **options), options.get("chunks"))
     choices = enumerate_systems(searched)
     values = score(searched, choices)
     for axis in axes:

@@ -197,6 +197,11 @@ class Space(NamedTuple):
     near: tuple[tuple[Layout, ...], ...] = ()
 
     @property
+    def choices(self) -> tuple[tuple[int, ...], ...]:
+        """What is tried of every layout, but for `tiers`."""
+        return self.batches, self.drafts, self.micro, self.chunks
+
+    @property
     def guesser(self) -> int | None:
         """Which pool only drafts; None where none does."""
         drafts = set(self.part_pools[3:]) - set(self.part_pools[:3])
@@ -243,16 +248,10 @@ def enumerate_systems(space: Space, replicas: Sequence[Sequence[float]] | None =
     Args: `replicas`, counts to try by pool; then all of them, whether or not they fill the chips.
     """
     rows: list[Row] = []
+    counts = functools.cache(functools.partial(replicas_of, space))
     for layout in itertools.product(*space.layouts):
-        sizes = [each.chips for each in layout]
-        counts: Any = itertools.product(*replicas or ())
-        if replicas is None:
-            least = sum(sizes) if space.smaller else space.most
-            totals = range(least, space.most + 1)
-            counts = dict.fromkeys(
-                each for most in totals for each in _counts(sizes, most, space.guesser)
-            )
-        for each in counts:
+        sizes = tuple(each.chips for each in layout)
+        for each in itertools.product(*replicas) if replicas is not None else counts(sizes):
             if sum(n * size for n, size in zip(each, sizes, strict=True)) <= space.most:
                 rows.append((layout, each))
     if not rows:
@@ -260,7 +259,7 @@ def enumerate_systems(space: Space, replicas: Sequence[Sequence[float]] | None =
             f"max_chips: {space.most} chips hold no replica of each pool of {len(space.names)}"
         )
     tiers = np.asarray(space.tiers)
-    choices = (space.batches, space.drafts, space.micro, space.chunks, range(len(tiers)))
+    choices = (*space.choices, range(len(tiers)))
     count = len(rows) * math.prod(map(len, choices))
     if count > _MOST_SYSTEMS:
         raise InputError(
@@ -273,7 +272,7 @@ def enumerate_systems(space: Space, replicas: Sequence[Sequence[float]] | None =
     return Choice(*laid, *numbers)
 
 
-Row = tuple[Sequence[Layout], Sequence[int]]
+Row = tuple[Sequence[Layout], Sequence[float]]
 """Layouts and replicas of every pool."""
 
 
@@ -286,6 +285,13 @@ def columns(rows: Sequence[Row]) -> tuple[np.ndarray, ...]:
     chips, stages, ep, attention_dp = np.moveaxis(np.asarray(cuts, dtype=float), 2, 0)
     counts = np.asarray([count for _, count in rows], dtype=float)
     return chips, stages, counts, ep, attention_dp
+
+
+def replicas_of(space: Space, sizes: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """Returns the replicas of pools of these sizes that are tried."""
+    totals = range(sum(sizes) if space.smaller else space.most, space.most + 1)
+    listed = (each for most in totals for each in _counts(sizes, most, space.guesser))
+    return list(dict.fromkeys(listed))
 
 
 def _counts(sizes: Sequence[int], most: int, guesser: int | None) -> list[tuple[int, ...]]:

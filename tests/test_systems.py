@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from perfmodel import cli, system_hits, system_search, system_space, systems
+from perfmodel import cli, system_choices, system_hits, system_search, system_space, systems
 from perfmodel.errors import Infeasible, InputError
 from perfmodel.placement import Links
 from perfmodel.systems import Classes, PoolAsked, Scheduling
@@ -235,6 +235,18 @@ def test_a_search_varies_slow_memory_where_asked_for() -> None:
     plan = made.prefill.plan
     assert float(plan.offload) == 0.25 and float(plan.expert_ranks) == 4.0
     assert float(plan.chunk) == listed.chunk[row]
+
+
+def test_a_search_that_is_too_large_has_fewer_choices() -> None:
+    pools = {"prefill": "h100:weights=fp8", "decode": "h200:weights=fp8"}
+    given: dict[str, Any] = dict(isl=4000, osl=1000)
+    large = system_search.space("qwen3-30b-a3b", pools, max_chips=512, **given)
+    few = system_choices.bounded(large, None)
+    assert few.chunks == (2048,) and 100_000 < len(system_search.enumerate_systems(few).batch) < 5e5
+    # Chunks asked for are kept; a space of few systems is kept whole.
+    assert system_choices.bounded(large, large.chunks).chunks == large.chunks
+    small = space_of("qwen3-30b-a3b", pools)
+    assert system_choices.bounded(small, None) is small
 
 
 def test_a_pool_of_drafts_need_not_fill_the_chips() -> None:
