@@ -183,7 +183,8 @@ def frontier(
     expert ranks and attention groups; on wafers the pipelines asked for), every way to fill
     `max_chips` with whole replicas, every batch and chunk of prompts, where there are drafts or
     pools of attention and FFN every number of drafts and micro-batches, and of the slow memories
-    that a pool asks for (`offload`) none, half and all.
+    that a pool asks for (`offload`) none, half and all. Where that is too many there are fewer
+    (`perfmodel.system_choices.bounded`).
 
     Args:
         model, pools: as of `perfmodel.systems.serve`. A pool's `tp` above 1, `pp` or `regions` fix
@@ -360,9 +361,9 @@ def words(found: xr.Dataset, i: int) -> str:
     if int(found["micro"][i]) > 1:
         extra.append(f"{int(found['micro'][i])} micro-batches")
     if len(found.attrs.get("chunks", ())) > 1:
-        extra.append(f"chunks of {int(found['chunk'][i]):,}")
+        extra.append(f"chunk {int(found['chunk'][i]):,}")
     if float(found["offload"][i].max()):
-        extra.append(f"{float(found['offload'][i].max()):.0%} of slow memory")
+        extra.append(f"{float(found['offload'][i].max()):.0%} slow memory")
     if float(found["weights_first"][i]) < 1.0:
         extra.append(f"{float(found['weights_first'][i]):.0%} of weights before keys")
     return ", ".join([*parts, *extra])

@@ -220,7 +220,7 @@ def test_a_search_varies_chunks() -> None:
     assert len(space_of(MODEL, {"decode": "cs3:pp=4,regions=20"}).chunks) == 1
     found = enumerated()
     assert np.all(np.isin(found["chunk"], (512, 2048, 8192)))
-    assert f"chunks of {int(found['chunk'][0]):,}" in system_search.words(found, 0)
+    assert f"chunk {int(found['chunk'][0]):,}" in system_search.words(found, 0)
 
 
 def test_a_search_varies_slow_memory_where_asked_for() -> None:
