@@ -211,13 +211,16 @@ class Space(NamedTuple):
     def tiers(self) -> tuple[tuple[float, float], ...]:
         """Shares of slow memories and of weights placed first that are tried: none of the slow
         ones, half and all of those asked for; keys before weights, weights before keys, and
-        between."""
+        between, or the share asked for."""
         if self.made.built.attention.plan.weights_first is None:
             return ((1.0, 1.0),)
-        slow = any(pool.offload for pool in self.made.pools.values())
-        used = ((0.0, 1.0),) if slow else ()
+        pools = self.made.pools.values()
+        slow = any(pool.offload for pool in pools)
+        asked = sorted({pool.weights_first for pool in pools} - {1.0})
+        first = asked or [0.0, 0.5, 1.0]
+        unused = [(0.0, first[-1])] if slow else []
         shares = (0.5, 1.0) if slow else (1.0,)
-        return (*used, *itertools.product(shares, (0.0, 0.5, 1.0)))
+        return (*unused, *itertools.product(shares, first))
 
 
 def score(space: Space, choices: Choice) -> dict[str, np.ndarray]:

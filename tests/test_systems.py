@@ -230,6 +230,8 @@ def test_a_search_varies_slow_memory_where_asked_for() -> None:
     listed = system_search.enumerate_systems(searched)
     pairs = set(zip(listed.slow.tolist(), listed.first.tolist(), strict=True))
     assert pairs == {(0.0, 1.0)} | {(s, f) for s in (0.5, 1.0) for f in (0.0, 0.5, 1.0)}
+    kept = space_of("qwen3-30b-a3b", {"decode": "corsair:offload=0.5,weights_first=0.3"})
+    assert kept.tiers == ((0.0, 0.3), (0.5, 0.3), (1.0, 0.3))
     row = int(np.flatnonzero((listed.slow == 0.5) & (listed.ep[:, 0] == 4))[0])
     made = system_space.with_choice(searched.made.built, searched.part_pools, listed.take(row))
     plan = made.prefill.plan
