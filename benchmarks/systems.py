@@ -37,7 +37,8 @@ def _choices(pools: int) -> list[Choice]:
                 Choice(
                     chips, np.ones_like(chips), draw.integers(1, 5, chips.shape), chips,
                     np.ones_like(chips), draw.integers(1, 257, BLOCK), draw.integers(0, 6, BLOCK),
-                    draw.integers(1, 4, BLOCK), np.ones(BLOCK),
+                    draw.integers(1, 4, BLOCK), np.full(BLOCK, 2048),
+                    np.ones(BLOCK), np.ones(BLOCK),
                 )
             )
         )  # fmt: skip
@@ -60,7 +61,7 @@ def _measured(made: systems.SystemAsked, what: str, repeats: int) -> Iterator[Re
     if made.built.draft is not None:
         parts.append(made.where.draft)
     index = tuple(names.index(part) for part in parts)
-    space = Space(made, names, index, (), 0, (), (), ())
+    space = Space(made, names, index, (), 0, (), (), (), ())
     listed = _choices(len(space.names))
     limits = question.numbers(made.asked.limits)
     rest = (made.asked.network, made.asked.load, made.engine, limits, made.draft)

@@ -165,6 +165,9 @@ def systems_table(found: "xr.Dataset", most: int = 14) -> "Group":
             f"if a tenth of the prompt tokens not cached were: {y} "
             f"{float(found[gain].median()):+.1%} in the median of the points"
         )
+    if f"{y}_per_hit" in found:
+        steep = (found[f"{y}_per_hit"] / found[y]).median()
+        told += f"; by the gradient {0.01 * float(steep):+.2%} for a hundredth of the prompts"
     what = f"{y} against {x}"
     if "rate" in found.attrs:
         what = f"smallest systems for {found.attrs['rate']:g} requests a second"
