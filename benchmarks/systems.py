@@ -10,6 +10,7 @@ from benchmarks import _engine
 from benchmarks._measure import repeated, timed
 from benchmarks._report import Result
 from perfmodel import question, speculation, system_search, systems
+from perfmodel.compiled import CHAINED, chained
 from perfmodel.system_search import BLOCK, Choice, Space
 
 _BUDGET = 1e6
@@ -66,7 +67,7 @@ def _measured(made: systems.SystemAsked, what: str, repeats: int) -> Iterator[Re
     limits = question.numbers(made.asked.limits)
     rest = (made.asked.network, made.asked.load, made.engine, limits, made.draft)
     first = (made.built, listed[0], *rest)
-    program = _engine.build(system_search.program_of(index), first, {}, 1)
+    program = _engine.build(chained(system_search.program_of(index)), first, CHAINED, 1)
 
     def all_blocks(thread: int, threads: int) -> None:
         jax.block_until_ready(

@@ -165,6 +165,9 @@ def options(kind: Mapping[str, str]) -> dict[str, str]:
 
 def jit(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """Returns the function compiled as `chained` wants it; it has no static arguments."""
-    if jax.default_backend() != "cpu":
-        return jax.jit(function)
     return jax.jit(chained(function), compiler_options=options(CHAINED))
+
+
+def unfused(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Returns the function compiled as fast as can be; it has no static arguments."""
+    return jax.jit(function, compiler_options=options(UNFUSED))

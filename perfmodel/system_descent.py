@@ -28,7 +28,6 @@ from perfmodel.system_space import (
     Row,
     Space,
     columns,
-    compiled_how,
     enumerate_systems,
     numbers_of,
     score,
@@ -130,11 +129,6 @@ def _descending(part_pools: tuple[int, ...], axes: tuple[str, str]) -> Any:
     return functools.partial(_descend, part_pools, axes)
 
 
-@functools.cache
-def _descent_program(part_pools: tuple[int, ...], axes: tuple[str, str]) -> Any:
-    return jax.jit(_descending(part_pools, axes), compiler_options=dict(compiled_how()))
-
-
 def descended(space: Space, axes: tuple[str, str]) -> tuple[Choice, int, int]:
     """Returns whole systems near descended ones; how many were evaluated to start from, and how
     many gradients were taken."""
@@ -209,8 +203,7 @@ def descended(space: Space, axes: tuple[str, str]) -> tuple[Choice, int, int]:
          asked.network, asked.load, space.made.engine, asked.limits, space.made.draft)
     )  # fmt: skip
     name = f"system-descent-{'-'.join(map(str, space.part_pools))}-{'-'.join(axes)}"
-    stored = cache.stored(name, _descending(space.part_pools, axes), values_in, compiled_how())
-    program = stored or _descent_program(space.part_pools, axes)
+    program = cache.program(name, _descending(space.part_pools, axes), values_in)
     ended = _Point(*(np.asarray(leaf, dtype=float) for leaf in program(*values_in)))
     near = _rounded(space, ended)
     joined = zip(near, grid.take(good).take(np.unique(np.argmax(reach, axis=1))), strict=True)

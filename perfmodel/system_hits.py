@@ -15,7 +15,6 @@ from perfmodel.system_space import (
     AXES,
     Choice,
     Space,
-    compiled_how,
     numbers_of,
     score,
     with_choice,
@@ -59,11 +58,6 @@ def _slopes_of(part_pools: tuple[int, ...]) -> Any:
     return functools.partial(_slopes, part_pools)
 
 
-@functools.cache
-def _program(part_pools: tuple[int, ...]) -> Any:
-    return jax.jit(_slopes_of(part_pools), compiler_options=dict(compiled_how()))
-
-
 def slopes(space: Space, choices: Choice) -> dict[str, np.ndarray]:
     """Returns the derivative of each of `AXES` in the share of prompt tokens that are cached, at
     each of a list of systems; of several classes of requests, of that of all of them alike.
@@ -81,8 +75,8 @@ def slopes(space: Space, choices: Choice) -> dict[str, np.ndarray]:
             space.made.built, part, asked.network, asked.load, engine, limits, space.made.draft,
         )  # fmt: skip
         name = f"system-hits-{'-'.join(map(str, space.part_pools))}"
-        program = cache.stored(name, _slopes_of(space.part_pools), values, compiled_how())
-        numbers = jax.device_get((program or _program(space.part_pools))(*values))
+        program = cache.program(name, _slopes_of(space.part_pools), values)
+        numbers = jax.device_get(program(*values))
         found.append({k: np.asarray(v)[: count - start] for k, v in numbers.items()})
     return {axis: np.concatenate([part[axis] for part in found]) for axis in AXES}
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from perfmodel import cache, question, system
+from perfmodel import cache, compiled, question, system
 from perfmodel.errors import InputError
 from perfmodel.exploration import nondominated
 from perfmodel.placement import System
@@ -20,8 +20,11 @@ from perfmodel.relax import inverse, maximum, minimum
 from perfmodel.systems import SystemAsked
 from perfmodel.units import KILOWATT
 
-BLOCK = 2048
+BLOCK = 8192
 """Systems evaluated in one call."""
+
+_LONG = 100_000
+"""Systems for which a program that takes longer to compile is worth it."""
 
 _MOST_SYSTEMS = 5_000_000
 
@@ -162,10 +165,6 @@ def _many(
     return jax.vmap(one)(choices)
 
 
-def compiled_how() -> Mapping[str, str]:
-    return cache.UNFUSED if jax.default_backend() == "cpu" else {}
-
-
 @functools.cache
 def program_of(part_pools: tuple[int, ...]) -> Any:
     """Returns the function that evaluates many systems: `part_pools` is the pool of each part."""
@@ -173,8 +172,9 @@ def program_of(part_pools: tuple[int, ...]) -> Any:
 
 
 @functools.cache
-def _program(part_pools: tuple[int, ...]) -> Any:
-    return jax.jit(program_of(part_pools), compiler_options=dict(compiled_how()))
+def long_program_of(part_pools: tuple[int, ...]) -> Any:
+    """Returns the same function for long lists, with what its numbers share computed once."""
+    return compiled.chained(program_of(part_pools))
 
 
 class Space(NamedTuple):
@@ -229,6 +229,11 @@ def score(space: Space, choices: Choice) -> dict[str, np.ndarray]:
     asked = space.made.asked
     engine, limits = space.made.engine, question.numbers(asked.limits)
     found: list[dict[str, np.ndarray]] = []
+    name = f"systems-{'-'.join(map(str, space.part_pools))}"
+    function, kind = program_of(space.part_pools), compiled.UNFUSED
+    if count > _LONG:
+        name = f"long-{name}"
+        function, kind = long_program_of(space.part_pools), compiled.CHAINED
     for start in range(0, count, BLOCK):
         stop = min(start + BLOCK, count)
         rows = np.minimum(np.arange(start, start + BLOCK), count - 1)
@@ -236,9 +241,7 @@ def score(space: Space, choices: Choice) -> dict[str, np.ndarray]:
         values = (
             space.made.built, part, asked.network, asked.load, engine, limits, space.made.draft,
         )  # fmt: skip
-        name = f"systems-{'-'.join(map(str, space.part_pools))}"
-        program = cache.stored(name, program_of(space.part_pools), values, compiled_how())
-        numbers = jax.device_get((program or _program(space.part_pools))(*values))
+        numbers = jax.device_get(cache.program(name, function, values, kind)(*values))
         found.append({k: np.asarray(v)[: stop - start] for k, v in numbers.items()})
     return {name: np.concatenate([part[name] for part in found]) for name in found[0]}
 
