@@ -75,7 +75,7 @@ def test_bytes_occupy_a_port_and_latency_does_not() -> None:
 
 def test_slopes_are_finite_where_pipelines_begin() -> None:
     def busy(stages: jax.Array, head: jax.Array) -> jax.Array:
-        return occupied(plan(stages), 80.0, 80.0, head, 0.0, 4.0, 0.5)
+        return occupied(Plan(stages, stages, batch=1, chunk=1), 80.0, 80.0, head, 0.0, 4.0, 0.5)
 
     for stages in (1.0, 1.5, 2.0, 7.0):
         slopes = jax.grad(busy, argnums=(0, 1))(jnp.array(stages), jnp.array(1.5))
