@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from perfmodel._commands import command, print_json, ready, working
-from perfmodel._options import refuse
+from perfmodel._options import Pools, Traffic
 from perfmodel.errors import InputError, shorten
 
 if TYPE_CHECKING:
@@ -20,26 +20,20 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Asked:
-    """Options as typed: pools by role, the draft, and the `base` pool on `chip`."""
+    """Options as typed: `pools`, and the `base` pool on `chip` that has the rest of the work."""
 
     model: str
-    chip: str | None
-    pools: dict[str, str]
-    draft: str | None
-    draft_tokens: float
-    acceptance: str | None
-    accepted_length: str | None
-    micro_batches: int
-    link: str | None
+    pools: Pools
+    traffic: Traffic
     base: dict[str, Any]
-    assume_dense: bool
+    chip: str | None = None
+    trace: str | None = None
     batching: str = "continuous"
     kv: str = ""
-    classes: list[str] = dataclasses.field(default_factory=list)
-    trace: str | None = None
-    cache_tokens: str | None = None
+    draft_tokens: float = 4.0
+    micro_batches: int = 1
     simulate: int = 0
-    candidates: float = 1.0
+    assume_dense: bool = False
 
 
 def numbers(text: str | None, option: str) -> list[float] | None:
@@ -139,7 +133,7 @@ def frontier(asked: Asked, chips: list[str], plain: dict[str, Any], **options: A
     from perfmodel import system_search, systems
 
     network, pools, base, extra = _read(asked)
-    alone = {k: v for k, v in extra.items() if k in ("classes", "scheduling")}
+    alone = _alone(pools, extra)
     fronts = {}
     if pools:
         named = ", ".join(f"{role} {_chip(pool)}" for role, pool in pools.items())
@@ -163,7 +157,7 @@ def size(asked: Asked, chips: list[str], **options: Any) -> "xr.Dataset":
     listed: dict[str, Any] = {}
     if pools:
         listed[", ".join(f"{role} {_chip(pool)}" for role, pool in pools.items())] = pools
-    alone = {k: v for k, v in extra.items() if k in ("classes", "scheduling")}
+    alone = _alone(pools, extra)
     found, why = {}, []
     for name, named in (listed | {f"{chip} alone": chip for chip in chips}).items():
         mine = extra if named is pools else alone
@@ -178,6 +172,11 @@ def size(asked: Asked, chips: list[str], **options: Any) -> "xr.Dataset":
     return system_search.beside(found)
 
 
+def _alone(pools: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
+    """Returns what counts for one pool of a chip: beside a system, without its drafts and links."""
+    return {k: v for k, v in extra.items() if not pools or k in ("classes", "scheduling")}
+
+
 _TRACE_CLASSES = 16
 """Classes that a trace is reduced to; docs/traffic.md says what they lose."""
 
@@ -186,13 +185,12 @@ def _traffic(asked: Asked) -> "Mix | None":
     """Returns the kinds of requests asked for, None where they are all alike."""
     from perfmodel import traces, traffic
 
+    classes = asked.traffic.classes
     if asked.trace is None:
-        if asked.cache_tokens is not None:
-            raise InputError("--cache-tokens: of a trace that names its blocks (--trace FILE)")
-        return traffic.parse(asked.classes) if asked.classes else None
-    if asked.classes:
+        return traffic.parse(classes) if classes else None
+    if classes:
         raise InputError("--trace and --class: one of them")
-    tiers = numbers(asked.cache_tokens, "--cache-tokens") or []
+    tiers = numbers(asked.traffic.cache_tokens, "--cache-tokens") or []
     mix, _ = traces.to_classes(traces.read(asked.trace), _TRACE_CLASSES, tiers)
     return mix
 
@@ -207,16 +205,12 @@ def _read(asked: Asked) -> tuple[Any, dict[str, Any], Any, dict[str, Any]]:
     from perfmodel.models.catalogue import load_model
     from perfmodel.placement import Links
 
-    pools: dict[str, Any] = dict(asked.pools)
+    given = asked.pools
+    pools: dict[str, Any] = dict(given.named())
     base = None
     if asked.chip is not None:
         base = systems.PoolAsked(asked.chip, **asked.base)
     else:
-        usual = systems.PoolAsked("")
-        own = {name: (given, getattr(usual, name)) for name, given in asked.base.items()}
-        formats = ("weights", "activations", "kv")
-        options = {name: pair for name, pair in own.items() if name not in formats}
-        refuse("of CHIP; a pool's own is written CHIP:tp=…,replicas=…", **options)
         # Without a chip of the rest, its formats are those of every pool that names none.
         formats = {k: asked.base[k] for k in ("weights", "activations", "kv") if asked.base[k]}
         for role, text in pools.items():
@@ -224,22 +218,22 @@ def _read(asked: Asked) -> tuple[Any, dict[str, Any], Any, dict[str, Any]]:
             lacks = {k: v for k, v in formats.items() if getattr(pool, k) is None}
             pools[role] = dataclasses.replace(pool, **lacks)
     extra: dict[str, Any] = {}
-    rates = numbers(asked.acceptance, "--acceptance")
-    lengths = numbers(asked.accepted_length, "--accepted-length")
-    if asked.draft is not None:
-        name, at, pool = asked.draft.partition("@")
+    rates = numbers(given.acceptance, "--acceptance")
+    lengths = numbers(given.accepted_length, "--accepted-length")
+    if given.draft is not None:
+        name, at, pool = given.draft.partition("@")
         if at:
             pools["draft"] = pool
         if rates is None and lengths is None:
             raise InputError("--draft: its --acceptance or --accepted-length is needed")
         rate = rates[0] if rates is not None and len(rates) == 1 else rates
-        extra["spec"] = systems.acceptance(asked.draft_tokens, rate, lengths, asked.candidates)
+        extra["spec"] = systems.acceptance(
+            asked.draft_tokens, rate, lengths, given.draft_candidates
+        )
         extra["draft"] = name
-    elif rates is not None or lengths is not None:
-        raise InputError("--acceptance, --accepted-length: of the model that --draft names")
-    if asked.link is not None:
-        inside = asked.link.strip() == "domain"
-        between = systems.link(None if inside else bandwidth(asked.link), None, inside)
+    if given.link is not None:
+        inside = given.link.strip() == "domain"
+        between = systems.link(None if inside else bandwidth(given.link), None, inside)
         extra["links"] = Links(between, between, between)
     mix = _traffic(asked)
     if mix is not None:
@@ -254,34 +248,14 @@ def _read(asked: Asked) -> tuple[Any, dict[str, Any], Any, dict[str, Any]]:
     return network, pools, base, extra
 
 
-def asked(
-    model: str,
-    named: dict[str, str | None],
-    draft: str | None,
-    acceptance: str | None,
-    accepted_length: str | None,
-    link: str | None,
-    classes: list[str] | None,
-    precision: list[str] | None,
-    assume_dense: bool,
-    trace: str | None = None,
-    cache_tokens: str | None = None,
-    kv: str = "paged",
-    candidates: float = 1.0,
-) -> Asked:
-    """Returns the options of a search; pools that name no format have the one asked for."""
+def formats(precision: list[str] | None) -> dict[str, Any]:
+    """Returns the formats of pools that name none, from those that a search is asked for."""
     if precision is not None and len(precision) > 1:
         raise InputError(
             "--precision: one for all pools; a pool's own is CHIP:weights=…,activations=…,kv=…"
         )
     base: dict[str, Any] = {"weights": None, "activations": None, "kv": None}
-    base |= dict(zip(base, (precision or ["fp8"])[0].split("/"), strict=False))
-    return Asked(
-        model=model, chip=None, pools={k: v for k, v in named.items() if v is not None},
-        draft=draft, draft_tokens=4.0, acceptance=acceptance, accepted_length=accepted_length,
-        micro_batches=1, link=link, base=base, assume_dense=assume_dense, classes=classes or [],
-        trace=trace, cache_tokens=cache_tokens, kv=kv, candidates=candidates,
-    )  # fmt: skip
+    return base | dict(zip(base, (precision or ["fp8"])[0].split("/"), strict=False))
 
 
 def per_axes(x: str, y: str, per: str | None) -> tuple[str, str]:
