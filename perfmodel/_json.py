@@ -164,7 +164,8 @@ def system(found: "xr.Dataset") -> dict[str, Any]:
 
 def systems(found: "xr.Dataset", files: Mapping[str, Any]) -> dict[str, Any]:
     """Returns frontiers of serving systems: their points."""
-    keys = ("hypervolume", "gradients", "enumerated", "starts")
+    keys = ("hypervolume", "gradients", "enumerated", "starts", "traffic", "formats", "batching",
+            "kv_memory", "left_out")  # fmt: skip
     return {
         **_head(found),
         **{key: plain(found.attrs[key]) for key in keys if key in found.attrs},

@@ -52,7 +52,7 @@ Precisions = Annotated[
     option(
         PLAN,
         help="Format, or weights/activations/kv (repeat for more).",
-        show_default="bf16 and fp8; of systems fp8",
+        show_default="bf16 and fp8; of several pools or classes fp8",
     ),
 ]
 Prices = Annotated[

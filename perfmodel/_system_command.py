@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,7 @@ import typer
 
 from perfmodel._commands import command, print_json, ready, working
 from perfmodel._options import Pools, Traffic
-from perfmodel.errors import InputError, shorten
+from perfmodel.errors import Infeasible, InputError, shorten
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -20,7 +21,10 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Asked:
-    """Options as typed: `pools`, and the `base` pool on `chip` that has the rest of the work."""
+    """Options as typed: `pools`, and the `base` pool on `chip` that has the rest of the work.
+
+    `searched` is whether layouts are searched for; pools that name no format then have fp8.
+    """
 
     model: str
     pools: Pools
@@ -33,6 +37,7 @@ class Asked:
     draft_tokens: float = 4.0
     micro_batches: int = 1
     simulate: int = 0
+    searched: bool = False
     assume_dense: bool = False
 
 
@@ -125,51 +130,79 @@ def run(asked: Asked, export: str | None, **options: Any) -> tuple["xr.Dataset",
     return found.merge(followed, combine_attrs="override"), scripts
 
 
-def frontier(asked: Asked, chips: list[str], plain: dict[str, Any], **options: Any) -> "xr.Dataset":
-    """Returns the frontier of the system asked for, and of one pool of each of `chips` beside it.
+def frontier(asked: Asked, chips: list[str], **options: Any) -> "xr.Dataset":
+    """Returns the frontier of the system asked for, and of one pool of each chip beside it."""
+    from perfmodel import system_search
 
-    Args: `plain`, the formats of those pools.
-    """
-    from perfmodel import system_search, systems
-
-    network, pools, base, extra = _read(asked)
-    alone = _alone(pools, extra)
-    fronts = {}
-    if pools:
-        named = ", ".join(f"{role} {_chip(pool)}" for role, pool in pools.items())
-        fronts[named] = system_search.frontier(network, pools, base=base, **extra, **options)
-        options.pop("descend", None)
-    for chip in chips:
-        one = {"decode": systems.PoolAsked(chip, **plain)}
-        fronts[f"{chip} alone"] = system_search.frontier(network, one, **alone, **options)
-    if not fronts:
-        raise InputError("missing option '--chip', or a pool such as '--decode'")
-    about = dict(next(iter(fronts.values())).attrs)
-    return system_search.beside(fronts).assign_attrs(about)
+    descend = options.pop("descend")
+    # One pool of a chip is there to compare with.
+    own = not asked.pools.several()
+    return _each(
+        asked, chips,
+        lambda network, pools, named, given: system_search.frontier(
+            network, pools, descend=descend and (own or named), **given, **options
+        ),
+    )  # fmt: skip
 
 
 def size(asked: Asked, chips: list[str], **options: Any) -> "xr.Dataset":
     """Returns the smallest system asked for that serves a rate, and one pool of each of `chips`."""
-    from perfmodel import system_search, systems
-    from perfmodel.errors import Infeasible
+    from perfmodel import system_search
+
+    return _each(
+        asked, chips,
+        lambda network, pools, _, given: system_search.size(network, pools, **given, **options),
+    )  # fmt: skip
+
+
+def _each(asked: Asked, chips: list[str], search: Callable[..., "xr.Dataset"]) -> "xr.Dataset":
+    """Returns what a search finds of the system asked for and of one pool of each chip, joined.
+
+    Args: `search`, of the network, pools by role, whether they were named, and further arguments.
+    """
+    from perfmodel import question, system_search, systems
 
     network, pools, base, extra = _read(asked)
-    listed: dict[str, Any] = {}
+    cases: dict[str, tuple[Any, bool, dict[str, Any]]] = {}
     if pools:
-        listed[", ".join(f"{role} {_chip(pool)}" for role, pool in pools.items())] = pools
-    alone = _alone(pools, extra)
+        named = ", ".join(f"{role} {_chip(pool)}" for role, pool in pools.items())
+        cases[named] = (pools, True, {"base": base, **extra})
+    for chip in map(str, question.named_chips(chips)):
+        one = {"decode": systems.PoolAsked(chip, **_formats_of(chip, asked))}
+        cases[f"{chip} alone"] = (one, False, _alone(pools, extra))
+    if not cases:
+        raise InputError("missing option '--chip', or a pool such as '--decode'")
     found, why = {}, []
-    for name, named in (listed | {f"{chip} alone": chip for chip in chips}).items():
-        mine = extra if named is pools else alone
-        if isinstance(named, str):
-            named = {"decode": systems.PoolAsked(named, **asked.base)}
+    for name, (named, chosen, given) in cases.items():
         try:
-            found[name] = system_search.size(network, named, base=base, **mine, **options)
-        except Infeasible as error:
+            found[name] = search(network, named, chosen, given)
+        except (Infeasible, InputError) as error:
+            # Of all chips, those that cannot do what is asked are left out.
+            if isinstance(error, InputError) and "all" not in chips:
+                raise
             why.append(f"{name}: {error}")
     if not found:
         raise Infeasible("; ".join(why))
-    return system_search.beside(found)
+    about = dict(next(iter(found.values())).attrs)
+    about |= {"left_out": "; ".join(why)} if why else {}
+    mix = _traffic(asked)
+    about |= {"traffic": mix.note} if mix is not None and mix.note else {}
+    formats = "/".join(filter(None, asked.base.values()))
+    about |= {"formats": formats or "fp8, bf16 on chips without"}
+    if asked.batching.strip() != "continuous":
+        about |= {"batching": asked.batching}
+    if asked.kv.strip() not in ("", "paged"):
+        about |= {"kv_memory": asked.kv}
+    return system_search.beside(found).assign_attrs(about)
+
+
+def _formats_of(chip: str, asked: Asked) -> dict[str, Any]:
+    """Returns the formats of one pool of a chip: bf16 where it lacks the usual one."""
+    from perfmodel.chips import load_chip
+
+    if asked.base["weights"] is None and "fp8" not in load_chip(chip).supported:
+        return asked.base | {"weights": "bf16"}
+    return asked.base | {"weights": asked.base["weights"] or "fp8"}
 
 
 def _alone(pools: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
@@ -213,6 +246,7 @@ def _read(asked: Asked) -> tuple[Any, dict[str, Any], Any, dict[str, Any]]:
     else:
         # Without a chip of the rest, its formats are those of every pool that names none.
         formats = {k: asked.base[k] for k in ("weights", "activations", "kv") if asked.base[k]}
+        formats = formats or ({"weights": "fp8"} if asked.searched else {})
         for role, text in pools.items():
             pool = systems.parse_pool(text, f"--{role}")
             lacks = {k: v for k, v in formats.items() if getattr(pool, k) is None}
@@ -255,7 +289,7 @@ def formats(precision: list[str] | None) -> dict[str, Any]:
             "--precision: one for all pools; a pool's own is CHIP:weights=…,activations=…,kv=…"
         )
     base: dict[str, Any] = {"weights": None, "activations": None, "kv": None}
-    return base | dict(zip(base, (precision or ["fp8"])[0].split("/"), strict=False))
+    return base | dict(zip(base, precision[0].split("/") if precision else (), strict=False))
 
 
 def per_axes(x: str, y: str, per: str | None) -> tuple[str, str]:
@@ -303,7 +337,7 @@ def show_frontier(
 
     with working("evaluating every system", quiet=json):
         ready()
-        found = frontier(given, chips, dict(given.base), **options)
+        found = frontier(given, chips, **options)
         found = found.assign_attrs(command(context))
         files = {} if out is None else report.save_systems(found, out)
     if json:

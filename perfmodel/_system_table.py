@@ -72,7 +72,7 @@ def system_table(found: "xr.Dataset") -> "Group":
     ]
     return Group(
         lines(title, style="bold"),
-        lines(str(attrs.get("traffic", ""))),
+        *_noted(found),
         lines(f"{load} · engine {attrs.get('engine', 'neutral')}"),
         "",
         numbers,
@@ -134,6 +134,21 @@ def _simulated(found: "xr.Dataset") -> "list[RenderableType]":
     return [table, lines(said), ""]
 
 
+def _noted(found: "xr.Dataset") -> "list[RenderableType]":
+    """Returns where the traffic is from, nothing where it was written."""
+    return [lines(str(found.attrs["traffic"]))] if "traffic" in found.attrs else []
+
+
+def _served(found: "xr.Dataset") -> str:
+    """Returns how the systems of a search serve, in words."""
+    words = [f"engine {found.attrs.get('engine', 'neutral')}"]
+    for key, said in (("formats", "formats {}"), ("batching", "batches {}"),
+                      ("kv_memory", "memory {}")):  # fmt: skip
+        if key in found.attrs:
+            words.append(said.format(found.attrs[key]))
+    return " · ".join(words)
+
+
 def systems_table(found: "xr.Dataset", most: int = 14) -> "Group":
     """Returns the points of `perfmodel.system_search.beside`, of each system the fewest that show
     its whole range."""
@@ -165,10 +180,13 @@ def systems_table(found: "xr.Dataset", most: int = 14) -> "Group":
             f"if a tenth of the prompt tokens not cached were: {y} "
             f"{float(found[gain].median()):+.1%} in the median of the points"
         )
-    what = f"{y} against {x}"
+    what, most_chips = f"{y} against {x}", f" · at most {found.attrs['max_chips']} chips"
     if "rate" in found.attrs:
+        most_chips = ""
         what = f"smallest systems for {found.attrs['rate']:g} requests a second"
     extra = []
+    if "left_out" in found.attrs:
+        extra += [f"left out: {why}" for why in str(found.attrs["left_out"]).split("; ")]
     if "hypervolume" in found.attrs:
         extra.append(
             f"descent reaches {found.attrs['hypervolume']:.2%} of the enumeration's hypervolume: "
@@ -177,7 +195,9 @@ def systems_table(found: "xr.Dataset", most: int = 14) -> "Group":
         )
     return Group(
         lines(f"{_labels.model_title(str(found.attrs['model']))}: {what}", style="bold"),
-        lines(f"{_labels.lengths(found)} · at most {found.attrs['max_chips']} chips"),
+        *_noted(found),
+        lines(_labels.lengths(found) + most_chips),
+        lines(_served(found)),
         "",
         rows,
         lines(*extra),

@@ -430,7 +430,7 @@ def frontier(
         x, y = _system_command.per_axes(x, y, per)
         asked = _system_command.Asked(
             model, pools, traffic, _system_command.formats(precision), trace=trace,
-            batching=batching, kv=kv, assume_dense=assume_dense,
+            batching=batching, kv=kv, searched=True, assume_dense=assume_dense,
         )  # fmt: skip
         most = 16 if max_chips is None else max_chips
         _system_command.show_frontier(
@@ -494,7 +494,7 @@ def size(
         option(
             PLAN,
             help="Chip (repeat for more), a TOML file of one, or all.",
-            show_default="all; of systems none",
+            show_default="all; none beside several pools",
         ),
     ] = None,
     precision: Precisions = None,
@@ -536,9 +536,11 @@ def size(
         refuse(context, "of one pool and one class only", "by", "spare", "out", "images")
         asked = _system_command.Asked(
             model, pools, traffic, _system_command.formats(precision), trace=trace,
-            batching=batching, kv=kv, assume_dense=assume_dense,
+            batching=batching, kv=kv, searched=True, assume_dense=assume_dense,
         )  # fmt: skip
-        _system_command.show_size(context, asked, chip or [], json, **asked_for)
+        # One pool is tried of every chip, as where all requests are alike.
+        chips = chip or ([] if pools.several() else ["all"])
+        _system_command.show_size(context, asked, chips, json, **asked_for)
         return
     extra: dict[str, Any] = {"precisions": precision} if precision else {}
     from perfmodel import _json, report

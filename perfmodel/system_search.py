@@ -383,8 +383,9 @@ def words(found: xr.Dataset, i: int) -> str:
         prefix = "" if found.sizes["pool"] == 1 else f"{name} "
         parts.append(f"{prefix}{count} × {what}")
     extra = []
-    if int(found["drafts"][i]):
-        extra.append(f"{int(found['drafts'][i])} drafts")
+    drafts = int(found["drafts"][i])
+    if drafts:
+        extra.append(f"{drafts} draft{'' if drafts == 1 else 's'}")
     if int(found["micro"][i]) > 1:
         extra.append(f"{int(found['micro'][i])} micro-batches")
     if float(found["weights_first"][i]) < 1.0:
