@@ -122,7 +122,10 @@ def _simulated(found: "xr.Dataset") -> "list[RenderableType]":
         ("ttft", "TTFT", 1.0, "s"), ("tpot", "TPOT", 1e3, "ms"), ("e2e", "E2E", 1.0, "s"),
     ):  # fmt: skip
         values = found[f"simulated_{key}_s"].values * factor
-        table.add_row(f"{words} [{unit}]", *(f"{value:,.3f}" for value in values))
+        table.add_row(f"{words}, {unit}", *(f"{value:,.3f}" for value in values))
+    gaps = 1e3 * found["simulated_gap_s"].values
+    told = (f"{value:,.3f}" if value == value else "" for value in gaps)  # noqa: PLR0124
+    table.add_row("between tokens, ms", *told)
     speeds = found["simulated_tokens_per_second_user_e2e"].values
     table.add_row("tok/s a user, E2E", *(f"{value:,.1f}" for value in speeds))
     count, again, away = (
