@@ -13,6 +13,8 @@ list of words: pools by role (`prefill=h100:tp=8,ep=8`; `pool=` is all that is n
     isl_spread, osl_spread         standard deviation over mean of log-normal lengths
     ttft_p50, tpot_p90, gap_p99 …  longest that so many per cent of requests may have that arrive at
                                    random (of gaps: of all between two tokens) [s]
+    product                        columns of a square matrix that `batch` rows are multiplied by;
+                                   instead of a network
 
 Values joined by | are tried in turn and the best that runs is taken, as whoever publishes a gain
 tunes both sides. A row without settings says in `why` what the model lacks or the source leaves
@@ -32,13 +34,16 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from perfmodel import engines, percentiles, systems, traffic
+from perfmodel import engines, formats, percentiles, question, systems, traffic
 from perfmodel.chips import load_chip
 from perfmodel.chips.entry import Chip
 from perfmodel.engines import EngineEntry
 from perfmodel.errors import InputError, shorten
+from perfmodel.machine import Rank
+from perfmodel.operators import Matmul
 from perfmodel.placement import Link, Links
 from perfmodel.systems import ROLES, Classes, PoolAsked, SystemAsked
+from perfmodel.timing import total_usage
 
 COLUMNS = (
     "id", "technique", "published", "kind", "model", "metric", "ratio", "before", "after",
@@ -55,10 +60,13 @@ METRICS: Mapping[str, bool] = {
     "tpot_slope": False,
     "capacity_per_chip": True,
     "capacity_per_usd": True,
+    "product_s": False,
+    "product_j": False,
 }
 """What can be compared, and whether more of it is better: results of `serve`, output tokens per
 second and chip of pools that decode, prompt tokens of those that do not, the rise of TPOT per token
-of context, and the rate of requests arriving at random that keep to percentiles, simulated."""
+of context, the rate of requests arriving at random that keep to percentiles, simulated, and time
+and energy of one matrix product."""
 
 _ENGINE = {field.name for field in engines.FIELDS}
 _OTHERS = (
@@ -76,6 +84,7 @@ _OTHERS = (
     "tpot",
     "isl_spread",
     "osl_spread",
+    "product",
 )
 _KEPT = re.compile(r"(ttft|tpot|gap)_p(\d+)")
 
@@ -242,8 +251,26 @@ def capacity(model: str, setting: Mapping[str, str]) -> float:
     )
 
 
+def product(setting: Mapping[str, str]) -> tuple[float, float]:
+    """Returns the time [s] of a matrix product on a chip, and the energy of the whole chip [J]."""
+    pool = _pool(setting["pool"], "pool", setting)
+    machine = question.unique_chips([pool.chip])[0].machine
+    form = formats.precision(pool.weights or "bf16")
+    columns = float(setting["product"])
+    once = Matmul(
+        "product", "product", rows=float(setting["batch"]), columns=columns, inner=columns,
+        weight_bytes=form.weight_bytes, activation_bytes=form.activation_bytes, kernel=form.kernel,
+    )  # fmt: skip
+    spent = total_usage((once,), Rank(machine, 1.0))
+    seconds = float(spent.seconds)
+    watts = float(machine.power.running) + float(spent.joules) / seconds
+    return seconds, seconds * min(watts, float(machine.power.limit))
+
+
 def value(model: str, metric: str, setting: Mapping[str, str]) -> float:
     """Returns a metric of a setting; NaN where it does not run or misses a service level."""
+    if metric.startswith("product"):
+        return product(setting)[metric == "product_j"]
     if metric.startswith("capacity"):
         rate, found = capacity(model, setting), serve(model, setting)
         if metric == "capacity_per_chip":
