@@ -95,6 +95,12 @@ TraceFile = Annotated[
 ]
 
 
+Simulate = Annotated[
+    int,
+    option(TRAFFIC, metavar="REQUESTS", help="Follow so many requests, for percentiles."),
+]
+
+
 @dataclasses.dataclass(frozen=True)
 class Traffic:
     """What is asked of a service."""

@@ -149,10 +149,31 @@ def size(asked: Asked, chips: list[str], **options: Any) -> "xr.Dataset":
     """Returns the smallest system asked for that serves a rate, and one pool of each of `chips`."""
     from perfmodel import system_search
 
-    return _each(
-        asked, chips,
-        lambda network, pools, _, given: system_search.size(network, pools, **given, **options),
-    )  # fmt: skip
+    def smallest(network: Any, pools: Any, _: bool, given: dict[str, Any]) -> "xr.Dataset":
+        found = system_search.size(network, pools, **given, **options)
+        return _followed(found, network, pools, given | options, asked.simulate)
+
+    return _each(asked, chips, smallest)
+
+
+def _followed(
+    found: "xr.Dataset", network: Any, pools: Any, given: dict[str, Any], requests: int
+) -> "xr.Dataset":
+    """Returns the smallest system with percentiles of requests that arrive at random at its rate;
+    as it is where none are to be followed."""
+    from perfmodel import percentiles, system_search, systems
+
+    if not requests:
+        return found
+    where, named = systems.table(system_search.pools_of(found, pools, 0), None)
+    aside = ("rate", "headroom", "max_chips", "max_power", "max_racks", "max_cost", "base")
+    options = {name: value for name, value in given.items() if name not in aside}
+    batch = float(found["batch"][0])
+    made = systems.ask(network, named, where, batch=batch, **options)
+    followed = percentiles.percentiles(
+        made, batch, requests=max(requests, 10), rate=given["rate"]
+    ).expand_dims("point")
+    return found.merge(followed, combine_attrs="override")
 
 
 def _each(asked: Asked, chips: list[str], search: Callable[..., "xr.Dataset"]) -> "xr.Dataset":

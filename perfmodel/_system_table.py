@@ -137,6 +137,29 @@ def _simulated(found: "xr.Dataset") -> "list[RenderableType]":
     return [table, lines(said), ""]
 
 
+def _followed(found: "xr.Dataset") -> "list[RenderableType]":
+    """Returns percentiles at the rate asked for, system by system; nothing where none followed."""
+    if "statistic" not in found.coords:
+        return []
+    table = grid(
+        ("simulated at that rate", "left"), ("TTFT s\np50", "right"), ("\np99", "right"),
+        ("TPOT ms\np50", "right"), ("\np99", "right"), ("gap ms\np99", "right"),
+        ("within\nlimits %", "right"),
+    )  # fmt: skip
+    for i, name in enumerate(found["system"].values):
+        here = found.isel(point=i)
+        values = [
+            factor * float(here[f"simulated_{key}_s"].sel(statistic=statistic))
+            for key, statistic, factor in (
+                ("ttft", "p50", 1.0), ("ttft", "p99", 1.0), ("tpot", "p50", 1e3),
+                ("tpot", "p99", 1e3), ("gap", "p99", 1e3),
+            )
+        ]  # fmt: skip
+        within = 100.0 * float(here["simulated_within_limits"])
+        table.add_row(str(name), *(f"{value:,.3g}" for value in values), f"{within:.0f}")
+    return ["", table]
+
+
 def _noted(found: "xr.Dataset") -> "list[RenderableType]":
     """Returns where the traffic is from, nothing where it was written."""
     return [lines(str(found.attrs["traffic"]))] if "traffic" in found.attrs else []
@@ -203,6 +226,7 @@ def systems_table(found: "xr.Dataset", most: int = 14) -> "Group":
         lines(_served(found)),
         "",
         rows,
-        lines(*extra),
-        lines(told, style="dim"),
+        *_followed(found),
+        *(["", lines(*extra)] if extra else []),
+        *(["", lines(told, style="dim")] if told else []),
     )

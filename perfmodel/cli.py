@@ -39,6 +39,7 @@ from perfmodel._options import (
     Prices,
     Routing,
     ServiceLevels,
+    Simulate,
     TraceFile,
     Traffic,
     exponent,
@@ -159,10 +160,7 @@ def estimate(
         ),
     ] = None,
     routing: Routing = "uniform",
-    simulate: Annotated[
-        int,
-        option(TRAFFIC, metavar="REQUESTS", help="Follow so many requests, for percentiles."),
-    ] = 0,
+    simulate: Simulate = 0,
     engine: Engine = "neutral",
     batching: Batching = "continuous",
     levels: ServiceLevels = _LEVELS,
@@ -489,6 +487,7 @@ def size(
     traffic: Traffic = _TRAFFIC,
     trace: TraceFile = None,
     routing: Routing = "uniform",
+    simulate: Simulate = 0,
     chip: Annotated[
         list[str] | None,
         option(
@@ -530,13 +529,15 @@ def size(
         rate=rate, headroom=headroom, max_chips=max_chips, engine=engine, price=price_table(price),
         routing=exponent(routing), **traffic.alike(), **levels.seconds(), **budgets.checked(),
     )  # fmt: skip
-    if systems_asked(pools, traffic, trace, batching, kv):
+    if simulate < 0:
+        raise InputError(f"--simulate: requests to follow, at least 1, not {simulate}")
+    if systems_asked(pools, traffic, trace, batching, kv) or simulate:
         from perfmodel import _system_command
 
         refuse(context, "of one pool and one class only", "by", "spare", "out", "images")
         asked = _system_command.Asked(
             model, pools, traffic, _system_command.formats(precision), trace=trace,
-            batching=batching, kv=kv, searched=True, assume_dense=assume_dense,
+            batching=batching, kv=kv, searched=True, simulate=simulate, assume_dense=assume_dense,
         )  # fmt: skip
         # One pool is tried of every chip, as where all requests are alike.
         chips = chip or ([] if pools.several() else ["all"])
@@ -595,7 +596,8 @@ def validate(
 
     The points that ship with the package: each with its source, whether a constant has seen it, and
     what is known of speculation. `gains` are ratios that serving techniques were published with:
-    paged keys, prompts, attention or experts on chips of their own, hits, narrow keys.
+    paged keys, chunks of prompts, prompts, attention or experts on chips of their own, hits, narrow
+    keys. Both sides of each are evaluated, some request by request: about a minute.
     """
     with _working("evaluating every point", quiet=json):
         _ready()

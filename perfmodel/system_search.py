@@ -356,12 +356,13 @@ def beside(fronts: Mapping[str, xr.Dataset]) -> xr.Dataset:
         "weights_first", "words", "busiest",
     )  # fmt: skip
     for name, found in fronts.items():
+        followed = [str(key) for key in found.data_vars if str(key).startswith("simulated_")]
         worded = found.assign(
             words=("point", [words(found, i) for i in range(found.sizes["point"])]),
             busiest=("point", [busiest(found, i) for i in range(found.sizes["point"])]),
         )
         hits = [str(key) for key in worded.data_vars if str(key).endswith("_if_more_hits")]
-        listed = worded[[*(key for key in shared if key in worded), *hits]]
+        listed = worded[[*(key for key in shared if key in worded), *hits, *followed]]
         kept.append(listed.assign_coords(system=("point", [name] * found.sizes["point"])))
     first = next(iter(fronts.values()))
     joined = xr.concat(kept, "point", join="override", combine_attrs="drop")
@@ -371,6 +372,26 @@ def beside(fronts: Mapping[str, xr.Dataset]) -> xr.Dataset:
     about = {"long_name": "no system betters this point"}
     marked = joined.assign(on_front=("point", nondominated(x, y, BOTH), about))
     return marked.assign_attrs(first.attrs)
+
+
+def pools_of(
+    found: xr.Dataset, pools: Mapping[str, PoolAsked | str], i: int
+) -> dict[str, PoolAsked]:
+    """Returns the pools of a point, as `perfmodel.systems.serve` takes them.
+
+    Args: a frontier or size; `pools` that it was searched with.
+    """
+    made = {}
+    for p, name in enumerate(str(name) for name in found["pool"].values):
+        asked = pools[name]
+        pool = parse_pool(asked, name) if isinstance(asked, str) else asked
+        chips, stages = (int(found[f"replica_{key}"][i, p]) for key in ("chips", "stages"))
+        pipeline = min(chips, stages)
+        made[name] = dataclasses.replace(
+            pool, tp=chips // pipeline, pp=pipeline, regions=stages // pipeline,
+            replicas=float(found["replicas"][i, p]), weights_first=float(found["weights_first"][i]),
+        )  # fmt: skip
+    return made
 
 
 def words(found: xr.Dataset, i: int) -> str:

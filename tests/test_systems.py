@@ -288,6 +288,7 @@ POOLS = ("--prefill", "h100:tp=4", "--decode", "h100:tp=4")
         (("size", MODEL, "--rate", "5", "--trace", "t.csv", "--osl", "1000"), "--osl: --class"),
         (("size", MODEL, "--rate", "5", "--batching", "statik"), "--batching: continuous, static"),
         (("frontier", MODEL, "--batching", "static"), "missing option '--chip'"),
+        (("size", MODEL, "--rate", "5", "--simulate", "-1"), "--simulate: requests to follow"),
         (("estimate", MODEL, *POOLS, "--images", "2"), "--images: of one pool"),
         (("estimate", MODEL, *POOLS, "--cp", "2"), "--cp: of one pool"),
         (("estimate", MODEL, *POOLS, "--tp", "8"), "--tp: of CHIP"),
@@ -357,3 +358,17 @@ def test_chips_that_cannot_are_left_out_of_a_search() -> None:
     found = _system_command.frontier(asked, ["h100", "l4"], **given)
     assert set(found["system"].values.tolist()) == {"h100 alone"}
     assert "l4 alone" in found.attrs["left_out"] and "memory" in found.attrs["left_out"]
+
+
+def test_percentiles_of_the_smallest_deployment(capsys: pytest.CaptureFixture[str]) -> None:
+    """What `size` finds is followed at the rate asked for, not at the one that it could serve."""
+    line = ["size", MODEL, "--rate", "2", "--chip", "h100", "--slo-tpot", "40ms"]
+    assert cli.main([*line, "--simulate", "2000", "--json"]) == 0
+    point = json.loads(capsys.readouterr().out)["points"][0]
+    assert point["requests_per_second"] >= 2.4
+    assert point["simulated_request_rate"] == pytest.approx(2.0, rel=0.1)
+    mean, p50, _, p99 = point["simulated"]
+    assert [mean["statistic"], p50["statistic"]] == ["mean", "p50"]
+    # Fewer requests at once than the closed loop has, and each token comes the sooner.
+    assert mean["simulated_tpot_s"] < point["tpot_s"]
+    assert p50["simulated_gap_s"] < mean["simulated_tpot_s"] < p99["simulated_gap_s"]
