@@ -101,7 +101,8 @@ def estimate(
         str,
         typer.Argument(
             metavar="MODEL",
-            help="Catalogue name, config.json, or a folder with one; left out with --trace.",
+            help="Catalogue name, config.json, or a folder with one; left out where a function is "
+            "traced.",
         ),
     ],
     chip: Annotated[
@@ -233,6 +234,8 @@ def estimate(
             )
         why = "of one pool, one class and pages of KV only"
         refuse(context, why, "cp", "images", "ranges")
+        if chip is None and not pools.named():
+            raise InputError("missing argument 'CHIP', or a pool such as '--decode'")
         if chip is None:
             why = "of CHIP; a pool's own is written CHIP:tp=…,replicas=…"
             refuse(context, why, *_PLAN)

@@ -288,6 +288,7 @@ POOLS = ("--prefill", "h100:tp=4", "--decode", "h100:tp=4")
         (("size", MODEL, "--rate", "5", "--trace", "t.csv", "--osl", "1000"), "--osl: --class"),
         (("size", MODEL, "--rate", "5", "--batching", "statik"), "--batching: continuous, static"),
         (("frontier", MODEL, "--batching", "static"), "missing option '--chip'"),
+        (("estimate", MODEL, "--class", "a=9:9:1"), "missing argument 'CHIP', or a pool"),
         (("size", MODEL, "--rate", "5", "--simulate", "-1"), "--simulate: requests to follow"),
         (("estimate", MODEL, *POOLS, "--images", "2"), "--images: of one pool"),
         (("estimate", MODEL, *POOLS, "--cp", "2"), "--cp: of one pool"),
