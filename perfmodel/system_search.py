@@ -4,6 +4,7 @@
 (`perfmodel.system_space`), or descends (`perfmodel.system_descent`); `size` finds the smallest.
 """
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -323,13 +324,14 @@ def beside(fronts: Mapping[str, xr.Dataset]) -> xr.Dataset:
         "chunk", "weights_first", "words", "busiest",
     )  # fmt: skip
     for name, found in fronts.items():
+        followed = [str(key) for key in found.data_vars if str(key).startswith("simulated_")]
         worded = found.assign(
             words=("point", [words(found, i) for i in range(found.sizes["point"])]),
             busiest=("point", [busiest(found, i) for i in range(found.sizes["point"])]),
         )
         ends = ("_if_more_hits", "_per_hit")
         hits = [str(key) for key in worded.data_vars if str(key).endswith(ends)]
-        listed = worded[[*(key for key in shared if key in worded), *hits]]
+        listed = worded[[*(key for key in shared if key in worded), *hits, *followed]]
         kept.append(listed.assign_coords(system=("point", [name] * found.sizes["point"])))
     first = next(iter(fronts.values()))
     # What is not said of all of them is unknown of the others.
@@ -340,6 +342,28 @@ def beside(fronts: Mapping[str, xr.Dataset]) -> xr.Dataset:
     about = {"long_name": "no system betters this point"}
     marked = joined.assign(on_front=("point", nondominated(x, y, BOTH), about))
     return marked.assign_attrs(first.attrs)
+
+
+def pools_of(
+    found: xr.Dataset, pools: Mapping[str, PoolAsked | str], i: int
+) -> dict[str, PoolAsked]:
+    """Returns the pools of a point, as `perfmodel.systems.serve` takes them.
+
+    Args: a frontier or size; `pools` that it was searched with.
+    """
+    made = {}
+    for p, name in enumerate(str(name) for name in found["pool"].values):
+        asked = pools[name]
+        pool = parse_pool(asked, name) if isinstance(asked, str) else asked
+        chips, stages = (int(found[f"replica_{key}"][i, p]) for key in ("chips", "stages"))
+        pipeline = min(chips, stages)
+        made[name] = dataclasses.replace(
+            pool, tp=chips // pipeline, pp=pipeline, regions=stages // pipeline,
+            replicas=float(found["replicas"][i, p]), weights_first=float(found["weights_first"][i]),
+            ep=int(found["ep"][i, p]), attention_dp=int(found["attention_dp"][i, p]),
+            offload=float(found["offload"][i, p]), chunk=int(found["chunk"][i]),
+        )  # fmt: skip
+    return made
 
 
 def words(found: xr.Dataset, i: int) -> str:
@@ -356,8 +380,9 @@ def words(found: xr.Dataset, i: int) -> str:
         prefix = "" if found.sizes["pool"] == 1 else f"{name} "
         parts.append(f"{prefix}{count} × {what}")
     extra = []
-    if int(found["drafts"][i]):
-        extra.append(f"{int(found['drafts'][i])} drafts")
+    drafts = int(found["drafts"][i])
+    if drafts:
+        extra.append(f"{drafts} draft{'' if drafts == 1 else 's'}")
     if int(found["micro"][i]) > 1:
         extra.append(f"{int(found['micro'][i])} micro-batches")
     if len(found.attrs.get("chunks", ())) > 1:

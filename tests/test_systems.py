@@ -381,6 +381,17 @@ POOLS = ("--prefill", "h100:tp=4", "--decode", "h100:tp=4")
         ((*ONE_POOL, "--cache-tokens", "1e6"), "--cache-tokens: of a trace"),
         ((*ONE_POOL, "--simulate", "-5"), "--simulate"),
         ((*ONE_POOL, "--class", "a=100:10:1", "--isl", "7"), "--isl: --class and --trace say"),
+        # What is typed counts, whatever its value.
+        ((*ONE_POOL, "--class", "a=100:10:1", "--osl", "1000"), "--osl: --class and --trace say"),
+        ((*ONE_POOL, "--trace", "t.csv", "--prefix-hit", "0"), "--prefix-hit: --class and"),
+        ((*ONE_POOL, "--acceptance", "0.8", "--draft-tokens", "4"), "--acceptance: of what"),
+        (("estimate", MODEL, *POOLS, "--no-ranges"), "--ranges: of one pool"),
+        (("frontier", MODEL, "--chip", "h100", "--class", "a=9:9:1", "--isl", "4000"), "--isl: "),
+        (("size", MODEL, "--rate", "5", "--trace", "t.csv", "--osl", "1000"), "--osl: --class"),
+        (("size", MODEL, "--rate", "5", "--batching", "statik"), "--batching: continuous, static"),
+        (("frontier", MODEL, "--batching", "static"), "missing option '--chip'"),
+        (("estimate", MODEL, "--class", "a=9:9:1"), "missing argument 'CHIP', or a pool"),
+        (("size", MODEL, "--rate", "5", "--simulate", "-1"), "--simulate: requests to follow"),
         (("estimate", MODEL, *POOLS, "--images", "2"), "--images: of one pool"),
         (("estimate", MODEL, *POOLS, "--cp", "2"), "--cp: of one pool"),
         (("estimate", MODEL, *POOLS, "--tp", "8"), "--tp: of CHIP"),
@@ -404,3 +415,63 @@ def test_no_option_is_ignored(
     assert cli.main(list(line)) == 2
     told = capsys.readouterr().err.strip()
     assert said in told and "\n" not in told
+
+
+def test_what_each_command_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    """Traffic, pools and drafts are asked for alike, under the same headings."""
+    names = (
+        "isl", "osl", "prefix-hit", "class", "trace", "cache-tokens", "routing", "images", "engine",
+        "batching", "kv", "slo-ttft", "slo-tpot", "price", "prefill", "decode", "attention", "ffn",
+        "link", "draft", "acceptance", "accepted-length", "draft-candidates", "assume-dense",
+    )  # fmt: skip
+    for command in ("estimate", "frontier", "size"):
+        assert cli.main([command, "--help"]) == 0
+        told = capsys.readouterr().out
+        lines = [line.strip() for line in told.splitlines()]
+        for name in names:
+            assert sum(line.startswith(f"--{name} ") for line in lines) == 1, (command, name)
+        heads = ["Traffic:", "Software:", "Limits:", "Cost:", "Several pools", "Drafts", "Output:"]
+        places = [next(i for i, line in enumerate(lines) if line.startswith(h)) for h in heads]
+        assert len(set(places)) == len(heads)
+        pools = told[told.index("Several pools") : told.index("Drafts (")]
+        assert "--prefill" in pools and "--draft" not in pools
+
+
+def test_searches_of_static_batches(capsys: pytest.CaptureFixture[str]) -> None:
+    """Whoever waits for the longest output of a batch serves less."""
+    line = ["frontier", MODEL, "--max-chips", "4", "--precision", "fp8", "--chip", "h100", "--json"]
+    best = []
+    for batching in ("static", "static:1"):
+        assert cli.main([*line, "--batching", batching]) == 0
+        told = json.loads(capsys.readouterr().out)
+        best.append(max(p["output_tokens_per_second_chip"] for p in told["points"]))
+    assert best[1] < 0.7 * best[0]
+
+
+def test_chips_that_cannot_are_left_out_of_a_search() -> None:
+    """Where one chip of several has no plan, the others are told, and why it has none."""
+    from perfmodel import _system_command
+    from perfmodel._options import Pools, Traffic
+
+    asked = _system_command.Asked(
+        MODEL, Pools(), Traffic(), _system_command.formats(None), kv="reserved", searched=True
+    )
+    given: dict[str, Any] = dict(isl=4000, osl=1000, max_chips=2, batches=(1, 16))
+    given |= dict(x="tokens_per_second_user", y="output_tokens_per_second_chip", descend=False)
+    found = _system_command.frontier(asked, ["h100", "l4"], **given)
+    assert set(found["system"].values.tolist()) == {"h100 alone"}
+    assert "l4 alone" in found.attrs["left_out"] and "memory" in found.attrs["left_out"]
+
+
+def test_percentiles_of_the_smallest_deployment(capsys: pytest.CaptureFixture[str]) -> None:
+    """What `size` finds is followed at the rate asked for, not at the one that it could serve."""
+    line = ["size", MODEL, "--rate", "2", "--chip", "h100", "--slo-tpot", "40ms"]
+    assert cli.main([*line, "--simulate", "2000", "--json"]) == 0
+    point = json.loads(capsys.readouterr().out)["points"][0]
+    assert point["requests_per_second"] >= 2.4
+    assert point["simulated_request_rate"] == pytest.approx(2.0, rel=0.1)
+    mean, p50, _, p99 = point["simulated"]
+    assert [mean["statistic"], p50["statistic"]] == ["mean", "p50"]
+    # Fewer requests at once than the closed loop has, and each token comes the sooner.
+    assert mean["simulated_tpot_s"] < point["tpot_s"]
+    assert p50["simulated_gap_s"] < mean["simulated_tpot_s"] < p99["simulated_gap_s"]
