@@ -311,7 +311,8 @@ def footprint(
     held = load.while_decoding(pages(new + engine.reservation * load.osl))
     each = held + sequence * inverse(plan.stages)
     admitted = floor(maximum(free, 0.0) * inverse(each))
-    margin = (free - sequence - whole) / machine.memory.capacity[0]
+    usable = memory.capacity(machine, 1.0, plan.offload)
+    margin = (free - sequence - whole) / sum(usable[1:], usable[0])
     return Footprint(filled, chunk, sequence, shared, live, margin, admitted, tuple(tiers))
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from perfmodel import placement, question, serving, speculation, system
+from perfmodel._pools import held, lying
 from perfmodel.cache import UNFUSED
 from perfmodel.chips import load_chip
 from perfmodel.engines import load_engine
@@ -210,6 +211,65 @@ def test_drafts() -> None:
     assert made(here, 4).memory_bytes[1] > made(here, 0).memory_bytes[1]
 
 
+def test_a_draft_reads_a_prompt_once_however_wide_its_tree() -> None:
+    pools = {"a": pool("h100", batch=16), "c": pool("corsair", "int8")}
+    table = placement.draft_on(placement.aggregated("a"), "c")
+
+    def seconds(candidates: float) -> float:
+        spec = speculation.chain(0.8, 1, candidates)
+        made = placement.build(table, pools, speculation=spec, links=FREE_LINKS)
+        found = run(made, Load(4000.0, 16.0), draft=DRAFT)
+        return float(found.load[3] / found.request_rate)
+
+    # Nearly all of a short answer's drafting is reading the prompt.
+    assert seconds(8.0) == pytest.approx(seconds(1.0), rel=0.05)
+
+
+def test_more_replicas_than_requests_make_no_prompt_shorter() -> None:
+    for share in (1.0, 2.0, 8.0):
+        found = run(two(FREE_LINKS, share=share, batch=1))
+        assert found.ttft >= found.prefill_time
+
+
+def test_a_cached_prefix_lies_on_the_chips_that_prefill() -> None:
+    pools = {"p": pool("h100", chips=4, chunk=1000), "d": pool("h100", chips=4)}
+    made = placement.build(placement.prefill_decode("p", "d"), pools)
+    # 2,000 new tokens beside 2,000 that are shared take what 4,000 new ones do.
+    plain, hit = run(made), run(made, Load(4000.0, 1000.0, 0.5))
+    assert hit.memory_bytes[0] == pytest.approx(plain.memory_bytes[0], rel=1e-5)
+
+
+def test_a_draft_beyond_its_fast_memory() -> None:
+    far = pool("corsair", "int8", chips=1, batch=16)
+    table = placement.draft_on(placement.aggregated("a"), "c")
+    spec = speculation.chain(0.8, 4)
+    found = {}
+    for offload in (0.0, 1.0):
+        pools = {
+            name: dataclasses.replace(p, plan=dataclasses.replace(p.plan, offload=offload))
+            for name, p in (("a", pool("h100", batch=16)), ("c", far))
+        }
+        made = placement.build(table, pools, speculation=spec)
+        values = question.numbers(
+            (
+                made,
+                load_model(MODEL).model,
+                load_model(DRAFT).model,
+                LOAD,
+                load_engine("vllm").engine,
+            )
+        )
+        kept = held(*values)
+        found[offload] = kept.margins[3], lying(made, kept, 16.0)[3]
+    # 9.1 GB of weights over 2 GB at 150 TB/s and the rest at 400 GB/s.
+    assert found[0.0][0] < 0.0 < found[1.0][0]
+    slow = found[1.0][1]
+    assert slow is not None
+    memory = far.machine.memory
+    spread = (2.0 / memory.bandwidth[0] + 7.1 / memory.bandwidth[1]) / 9.1
+    assert float(slow.weight_seconds) == pytest.approx(float(spread), rel=0.05)
+
+
 def test_derivatives_are_finite_and_right() -> None:
     """Replica shares, hit share, acceptance, draft length, chunk and batch, in float64."""
     with jax.enable_x64(True):
@@ -253,16 +313,16 @@ def test_the_split_of_memory_can_be_descended() -> None:
     with jax.enable_x64(True):
         network, engine = load_model("qwen3-30b-a3b").model, load_engine("ideal").engine
 
-        def outputs(x: Any) -> Any:
+        def parts(x: Any) -> Any:
             offload, first = x
             split = pool("corsair", "int8", batch=64, attention_dp=1.0, expert_ranks=8.0)
             plan = dataclasses.replace(split.plan, offload=offload, weights_first=first)
             split = dataclasses.replace(split, plan=plan)
             made = placement.build(placement.aggregated("a"), {"a": split})
-            made, model, load, eng = jax.tree.map(
-                jnp.asarray, (made, network, Load(2000.0, 500.0), engine)
-            )
-            found = system.evaluate(made, model, load, eng)
+            return jax.tree.map(jnp.asarray, (made, network, Load(2000.0, 500.0), engine))
+
+        def outputs(x: Any) -> Any:
+            found = system.evaluate(*parts(x))
             return jnp.stack([jnp.log(found.tpot), found.memory_margin[1]])
 
         options = dict(UNFUSED)
@@ -275,6 +335,12 @@ def test_the_split_of_memory_can_be_descended() -> None:
             np.testing.assert_allclose(
                 found[:, i], (ends[0] - ends[1]) / 2e-6, rtol=1e-3, atol=1e-6
             )
+        # Parts that share a pool share its layout: it is the service of one pool.
+        made, model, load, eng = parts(at)
+        one = made.attention
+        plain = jax.jit(serving.estimate, compiler_options=options)
+        alone = plain(one.machine, model, load, one.plan, one.precision, eng)
+        assert float(value(at)[0]) == pytest.approx(float(jnp.log(alone.tpot)), abs=1e-9)
         # More of the slow memory leaves more room. A step reads all keys, but only the experts that
         # its tokens chose: keys are worth more of the fast one.
         assert found[1, 0] > 0.0 and found[0, 1] > 1e-3
