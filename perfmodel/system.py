@@ -282,25 +282,30 @@ def evaluate(
         taking=(1.0 - on.pa) * taking,
     )
     alone = 1.0 - fused
+    # Chunks hold up decoding wherever a part of it shares the pool that computes them.
+    meets = maximum(on.pa, on.pf)
+    if spec is not None:
+        meets = maximum(meets, on.gp * spec.drafting)
+    behind = prompts.customers - 1.0
     together = on.pa * alone * load.in_step
     stays = away if load.spread is None else away * (1.0 + together * (load.last_of(running) - 1.0))
     most_share = 1.0 + alone * 1e6
 
     def with_chunks(turn: Cycle, share: Array) -> Array:
         longer = prompts.round - fused * turn.time
-        return turn.time + on.pa * share * (1.0 - 0.5 * together) * longer
+        return turn.time + meets * share * (1.0 - 0.5 * together) * longer
 
     varied = variability(load, engine)
 
     def loop(turn: Cycle) -> _Loop:
-        share = minimum(prompts.per_round * others * inverse(cycles), most_share)
+        share = minimum(prompts.per_round * behind * inverse(cycles), most_share)
         time = with_chunks(turn, share)
         handed = _handed(system, model, varied, prompts, stays * time, every, every_p, running)
         # As in `serving`: steps that carry a chunk last longer, and bring others back no later.
         each = fused * prompts.round + alone * time
         queued = closed_queue(prompts.service, stays * each + handed, prompts.customers, varied)
         prefill_time = prompts.fill + queued - together * (queued - prompts.service)
-        met = on.pa * minimum(share, 1.0)
+        met = meets * minimum(share, 1.0)
         square = turn.time * turn.time + met * (
             prompts.round * prompts.round - turn.time * turn.time
         )
@@ -311,10 +316,9 @@ def evaluate(
         taken_in = engine.request_time * (2.0 - on.pa)
         before = taken_in + stepwise * minimum(others, 1.0) + handed
         there = stays + (before + prefill_time) * inverse(time)
-        share = minimum(share, prompts.per_round * others * inverse(there))
+        share = minimum(share, prompts.per_round * behind * inverse(there))
         time = with_chunks(turn, share)
         burst = load.burst + together * (1.0 - load.burst)
-        behind = prompts.customers - 1.0
         started = before + prefill_time + burst * 0.5 * behind * prompts.service
         return _Loop(time, share, running * inverse(started + stays * time), started, handed)
 
@@ -420,10 +424,10 @@ def evaluate(
     sending = maximum(rate * ratio * every_p * prompts.sending, rate * every * prompts.taking)
     links = [sending, steps * turn.work[3], steps * turn.work[4]]
     absent = [as_real(0.0)] * (4 - count)
-    share = on.pa * minimum(found.share, 1.0)
-    mean = (1.0 - share) * (turn.time / turn.way) * turn.parts
+    share = meets * found.share * (1.0 - 0.5 * together)
+    mean = (1.0 - fused * share) * (turn.time / turn.way) * turn.parts
     mean = mean + share * (prompts.round / mixed.seconds) * jnp.stack(mixed.parts)
-    longest = on.pa * prompts.round + apart * turn.time
+    longest = meets * prompts.round + (1.0 - meets) * turn.time
     return SystemEstimate(
         ttft=ttft,
         tpot=tpot,
@@ -435,7 +439,7 @@ def evaluate(
         running=running * every,
         decoding=decoding * every,
         tokens_per_cycle=yielded,
-        chunk_share=on.pa * found.share,
+        chunk_share=meets * found.share,
         handover=found.handed,
         prefill_time=prompts.fill + prompts.service,
         chips=chips,

@@ -49,9 +49,11 @@ def _plain() -> Any:
     return jax.jit(serving.estimate, compiler_options=dict(UNFUSED))
 
 
-def run(made: System, load: Load = LOAD, draft: str | None = None) -> SystemEstimate:
-    network, engine = load_model(MODEL).model, load_engine("vllm").engine
-    values = question.numbers((made, network, load, engine))
+def run(
+    made: System, load: Load = LOAD, draft: str | None = None, engine: str = "vllm"
+) -> SystemEstimate:
+    network = load_model(MODEL).model
+    values = question.numbers((made, network, load, load_engine(engine).engine))
     guess = None if draft is None else question.numbers(load_model(draft).model)
     return jax.device_get(_program()(*values, draft=guess))
 
@@ -123,6 +125,33 @@ def test_a_prefill_pool_takes_the_chunks_out_of_decoding() -> None:
     # By Little's law, whatever the form: running requests are rate times time.
     for found, share in ((mixed, 1.0), (apart, 1.0)):
         assert found.request_rate * found.e2e == pytest.approx(64 * share, rel=1e-4)
+
+
+@pytest.mark.parametrize("batch", (16, 300))
+@pytest.mark.parametrize("drafts", (0, 4))
+def test_prompts_hold_up_feed_forward_layers_on_their_pool(batch: float, drafts: int) -> None:
+    """Attention alone is elsewhere: no pool has more than a second of work in a second."""
+    pools = {"p": pool("h100", chips=4, batch=batch), "a": pool("h200", chips=4, batch=batch)}
+    spec = speculation.chain(1.0, drafts)
+    table = placement.draft_on(placement.attention_ffn("p", "a", "p"), "a")
+    made = placement.build(table, pools, speculation=spec)
+    found = run(made, LOAD, draft=DRAFT)
+    assert found.load.max() <= 1.01 and found.chunk_share > 0
+    apart = placement.draft_on(placement.attention_ffn("p", "a", "f"), "a")
+    free = run(
+        placement.build(apart, pools | {"f": pools["p"]}, speculation=spec), LOAD, draft=DRAFT
+    )
+    assert found.tpot > free.tpot and found.longest_gap > free.longest_gap
+
+
+@pytest.mark.parametrize("engine", ("vllm", "trtllm", "sglang"))
+@pytest.mark.parametrize("load", (LOAD, Load(8000.0, 16.0)), ids=("chat", "long"))
+def test_parts_of_a_token_add_up(engine: str, load: Load) -> None:
+    """Prompts in steps of their own take the place of no decode step, even many for each."""
+    for made in (one(chunk=2048), two(), two(share=0.1)):
+        found = run(made, load, engine=engine)
+        assert np.all(found.parts >= 0.0)
+        assert np.sum(found.parts) == pytest.approx(found.tpot, rel=1e-4)
 
 
 def test_rates_balance_where_prefill_is_short() -> None:
