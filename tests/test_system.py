@@ -240,6 +240,44 @@ def test_drafts() -> None:
     assert made(here, 4).memory_bytes[1] > made(here, 0).memory_bytes[1]
 
 
+FORMS = {
+    "one pool": placement.draft_on(placement.aggregated("a"), "a"),
+    "prefill apart": placement.draft_on(placement.prefill_decode("p", "a"), "a"),
+    "feed-forward apart": placement.draft_on(placement.attention_ffn("p", "a", "f"), "a"),
+    "prefill beside feed-forward": placement.draft_on(placement.attention_ffn("p", "a", "p"), "a"),
+    "draft apart": placement.draft_on(placement.prefill_decode("p", "a"), "g"),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_more_of_anything_is_never_slower(form: str) -> None:
+    """Of the whole request: a faster part of a closed loop sends more to the others."""
+
+    def seconds(**given: Any) -> tuple[float, float]:
+        replicas = {name: given.get(name, 1.0) for name in "pafg"}
+        pools = {
+            name: pool(chip, chips=4, replicas=replicas[name], chunk=2048)
+            for name, chip in (("p", "h100"), ("a", "h200"), ("f", "b200"), ("g", "l40s"))
+        }
+        link = Link(1.0, given.get("link", 0.0))
+        spec = speculation.chain(given.get("rate", 0.7), 3)
+        made = placement.build(FORMS[form], pools, links=Links(link, link, link), speculation=spec)
+        load = Load(4000.0, 500.0, given.get("hit", 0.0))
+        found = run(made, load, draft=DRAFT)
+        assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(found))
+        return float(found.e2e), -float(found.output_rate)
+
+    orders: dict[str, tuple[float, ...]] = {
+        "link": (1e-9, 1e-11, 0.0), "rate": (0.0, 0.7, 1.0), "hit": (0.0, 0.5, 0.999),
+        "p": (0.3, 0.7, 1000.0), "f": (0.3, 1000.0), "g": (0.3, 1000.0),
+    }  # fmt: skip
+    table = FORMS[form]
+    idle = set("pafg") - {table.prefill, table.attention, table.ffn, table.draft}
+    for name in orders.keys() - idle:
+        times = np.asarray([seconds(**{name: value}) for value in orders[name]])
+        assert np.all(np.diff(times, axis=0) <= 1e-4 * np.abs(times[:-1])), name
+
+
 def test_a_draft_reads_a_prompt_once_however_wide_its_tree() -> None:
     pools = {"a": pool("h100", batch=16), "c": pool("corsair", "int8")}
     table = placement.draft_on(placement.aggregated("a"), "c")
