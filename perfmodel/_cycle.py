@@ -3,6 +3,7 @@
 See `perfmodel.system` for the formulas.
 """
 
+import dataclasses
 from typing import NamedTuple
 
 import equinox as eqx
@@ -18,9 +19,9 @@ from perfmodel.models.transformer import (
     norm_operators,
 )
 from perfmodel.placement import Link, Pool, System
-from perfmodel.plan import Engine
-from perfmodel.relax import Real, as_real, inverse, maximum, minimum
-from perfmodel.serving import port_time, run_step, unhidden
+from perfmodel.plan import Engine, Plan
+from perfmodel.relax import Real, as_real, inverse, maximum
+from perfmodel.serving import attention_groups, port_time, run_step, unhidden
 from perfmodel.stages import occupied
 from perfmodel.step import Step
 from perfmodel.timing import total_usage
@@ -206,10 +207,11 @@ def cycle(
         groups_g = groups_of(system, guesser)
         if groups_a is not None and groups_g is not None:
             sharing = sharing * (groups_a / groups_g)
-        guess = Step(step.sequences * (sharing * spec.candidates), step.context, groups=groups_g)
+        readers = step.sequences * sharing
+        guess = Step(readers * spec.candidates, step.context, groups=groups_g)
         once, once_stage = guess_pass(ranks.draft, draft, guess, guesser, engine)
         passes = as_real(spec.tokens)
-        work_g = passes * once_stage + guess.sequences * spec.drafting * reading
+        work_g = passes * once_stage + readers * reading
         drafted = passes * once.joules
         # Token numbers, 4 B each, to the draft and back.
         ids = 4.0 * step.sequences * spec.rows
@@ -235,10 +237,16 @@ def cycle(
     )
 
 
-def groups_of(system: System, pool: Pool) -> Array | None:
-    """Returns how many attention groups of a replica have work, of the requests that share it."""
+def shared_plan(system: System, pool: Pool) -> Plan:
+    """Returns the plan of a pool whose batch is of all requests that share a replica of it."""
     if pool.plan.attention_dp is None:
-        return None
+        return pool.plan
     attention = system.attention.plan
     ratio = as_real(attention.replicas) / as_real(pool.plan.replicas)
-    return minimum(as_real(attention.batch) * ratio, as_real(pool.plan.attention_dp))
+    # Where replicas are more than requests, one that works has one.
+    return dataclasses.replace(pool.plan, batch=maximum(attention.batch * ratio, as_real(1.0)))
+
+
+def groups_of(system: System, pool: Pool) -> Array | None:
+    """Returns how many attention groups of a replica have work, of the requests that share it."""
+    return attention_groups(shared_plan(system, pool))

@@ -8,13 +8,15 @@ from typing import NamedTuple
 
 from jax import Array
 
-from perfmodel._cycle import Shares
+from perfmodel import tiers
+from perfmodel._cycle import Shares, groups_of, shared_plan
+from perfmodel.machine import Placed
 from perfmodel.models.draft import Draft, draft_weight_bytes
 from perfmodel.models.transformer import Model, sequence_bytes
 from perfmodel.placement import Pool, System
 from perfmodel.plan import Engine, Load
 from perfmodel.relax import Real, as_real, inverse, maximum
-from perfmodel.serving import Footprint, chip_weights, footprint, stage_share
+from perfmodel.serving import Footprint, chip_weights, footprint, placed, stage_share
 from perfmodel.step import Shard
 
 
@@ -33,14 +35,16 @@ def layer_bytes(model: Model, mixer: Real, ffn: Real, pool: Pool, shard: Shard) 
 class Held(NamedTuple):
     """What is on the chips of each part.
 
-    Fields: footprints of `prefill` (one prompt), of `attention` (sequences that decode) and of
-    `ffn` (no keys); by part, `weights` and what else is on a chip whatever decodes (`rest`) [B];
-    relative `margins` with one request.
+    Fields: footprints of `prefill` (one prompt), of `attention` (sequences that decode), of `ffn`
+    (no keys) and of a `draft` with a pool of its own (all its keys are `shared`), None where there
+    is none; by part, `weights` and what else is on a chip whatever decodes (`rest`) [B]; relative
+    `margins` with one request.
     """
 
     prefill: Footprint
     attention: Footprint
     ffn: Footprint
+    draft: Footprint | None
     weights: list[Array]
     rest: list[Array]
     margins: list[Array]
@@ -92,15 +96,16 @@ def held(
     # A pool of prefill holds prompts only.
     prompt = dataclasses.replace(load, osl=load.osl * 0.0 + 1.0)
     reading = footprint(
-        first.machine, model, prompt, first.plan, first.precision, engine, weights=weights[0]
-    )
+        first.machine, model, prompt, shared_plan(system, first), first.precision, engine,
+        weights=weights[0],
+    )  # fmt: skip
     token = Load(one, one)
     feeding = footprint(
-        ffn.machine, model, token, ffn.plan, ffn.precision, engine,
+        ffn.machine, model, token, shared_plan(system, ffn), ffn.precision, engine,
         weights=weights[2], prompts=as_real(0.0),
     )  # fmt: skip
     rest = [
-        reading.chunk + (1.0 - on.pa) * reading.live + workspace(first),
+        reading.chunk + (1.0 - on.pa) * (reading.live + reading.shared) + workspace(first),
         room.chunk + workspace(attention),
         workspace(ffn),
     ]
@@ -109,17 +114,53 @@ def held(
         room.margin,
         on.af * room.margin + (1.0 - on.af) * feeding.margin,
     ]
+    drafting = None
     if guesser is not None:
         # The draft's keys lie beside its weights, of every request that shares a replica of it.
         sharing = attention.plan.replicas * inverse(guesser.plan.replicas)
-        keys = keys * attention.plan.batch * sharing
-        capacity = guesser.machine.memory.capacity[..., 0]
+        groups = groups_of(system, guesser)
+        each = sharing if groups is None else sharing * inverse(groups)
+        keys = as_real(keys * attention.plan.batch * each)
         more = keys + workspace(guesser)
-        alone = (capacity * engine.memory_fraction - guessed - more) * inverse(capacity)
+        offload = guesser.plan.offload
+        free = tiers.capacity(guesser.machine, engine.memory_fraction, offload)
+        free[0] = free[0] - workspace(guesser)
+        usable = tiers.capacity(guesser.machine, 1.0, offload)
+        left = sum(free[1:], free[0]) - guessed - keys
+        alone = left * inverse(sum(usable[1:], usable[0]))
+        none = as_real(0.0)
+        drafting = Footprint(guessed, none, none, keys, none, alone, one, tuple(free))
         shared = maximum(on.ga, maximum(on.gp, on.gf))
         least = on.ga * margins[1] + (1.0 - on.ga) * (
             on.gp * margins[0] + (1.0 - on.gp) * on.gf * margins[2]
         )
         weights, rest = [*weights, guessed], [*rest, more]
         margins = [*margins, shared * least + (1.0 - shared) * alone]
-    return Held(reading, room, feeding, weights, rest, margins)
+    return Held(reading, room, feeding, drafting, weights, rest, margins)
+
+
+def lying(system: System, kept: Held, running: Real) -> tuple[Placed | None, ...]:
+    """Returns where weights and keys lie on the pool of each part, None where memory has one tier.
+
+    Parts that share a pool share its layout, that of whichever holds most keys.
+    """
+    on = Shares.of(system)
+
+    def either(share: Array, other: Placed | None, own: Placed | None) -> Placed | None:
+        if other is None or own is None:
+            return own
+        return Placed(*(share * a + (1.0 - share) * b for a, b in zip(other, own, strict=True)))
+
+    def alone(pool: Pool, room: Footprint, count: Real) -> Placed | None:
+        return placed(pool.machine, pool.plan, room, count)
+
+    attention = alone(system.attention, kept.attention, running)
+    first = either(on.pa, attention, alone(system.prefill, kept.prefill, 1.0))
+    ffn = either(on.pf, first, alone(system.ffn, kept.ffn, 0.0))
+    ffn = either(on.af, attention, ffn)
+    if system.draft is None or kept.draft is None:
+        return first, attention, ffn
+    guess = alone(system.draft, kept.draft, 0.0)
+    for share, other in ((on.gf, ffn), (on.gp, first), (on.ga, attention)):
+        guess = either(share, other, guess)
+    return first, attention, ffn, guess

@@ -312,7 +312,8 @@ def footprint(
     held = load.while_decoding(pages(new + engine.reservation * load.osl))
     each = held + sequence * inverse(plan.stages)
     admitted = floor(maximum(free, 0.0) * inverse(each))
-    margin = (free - sequence - whole) / machine.memory.capacity[0]
+    usable = memory.capacity(machine, 1.0, plan.offload)
+    margin = (free - sequence - whole) / sum(usable[1:], usable[0])
     return Footprint(filled, chunk, sequence, shared, live, margin, admitted, tuple(tiers))
 
 
@@ -627,8 +628,12 @@ def estimate(
     watts = chip_power * plan.chips
     dollars = spend(machine.price, machine.site, chip_power) * plan.chips
 
+    # As `mean_round`: a step of prompts alone takes the place of no other.
+    carrying = share * (1.0 - 0.5 * together)
+    between = (1.0 - carrying * (1.0 - alone)) * decode_round / decode.latency
+    carried = carrying * mixed_round / mixed.latency
     mean_parts = [
-        (1.0 - share) * decode_round / decode.latency * d + share * mixed_round / mixed.latency * m
+        between * d + carried * m
         for d, m in zip(decode.usage.parts, mixed.usage.parts, strict=True)
     ]
     parts = jnp.stack(mean_parts)

@@ -95,9 +95,11 @@ def of_positions(rates: Sequence[float], tokens: float, candidates: float = 1.0)
     return Speculation(tokens, jnp.asarray(np.cumprod(best)), candidates)
 
 
-def of_lengths(lengths: Sequence[float], tokens: float) -> Speculation:
+def of_lengths(lengths: Sequence[float], tokens: float, candidates: float = 1.0) -> Speculation:
     """Returns speculation of measured mean lengths of a cycle at k = 1, 2, … (the token that the
     verifying pass adds included). Past its end nothing more is accepted.
+
+    Lengths of a tree have the gain of its candidates in them; they cost rows all the same.
 
     A longer draft that was measured to yield less is noise, or a head that guesses otherwise at
     another depth: it counts as no more accepted.
@@ -106,27 +108,33 @@ def of_lengths(lengths: Sequence[float], tokens: float) -> Speculation:
     >>> round(float(found.yielded), 2)
     2.27
     """
-    _checked(tokens, 1.0)
+    _checked(tokens, candidates)
     if not lengths or min(lengths) < 1.0:
         raise InputError("accepted length: counts the token of the network itself, so at least 1")
     gained = np.diff(np.maximum.accumulate([1.0, *lengths[:MOST]]))
     listed = np.minimum.accumulate(np.minimum(gained, 1.0))
-    return Speculation(tokens, jnp.asarray(np.pad(listed, (0, MOST - len(listed)))))
+    return Speculation(tokens, jnp.asarray(np.pad(listed, (0, MOST - len(listed)))), candidates)
 
 
-def of_length(length: float, tokens: int) -> Speculation:
+def of_length(length: float, tokens: float, candidates: float = 1.0) -> Speculation:
     """Returns speculation whose cycle of `tokens` drafts has a mean length, at one rate.
 
     >>> round(float(of_length(3.3616, 4).accepted[0]), 4)
     0.8
+    >>> round(float(of_length(2.2, 2.5, candidates=4).yielded), 4)
+    2.2
     """
+    _checked(tokens, candidates)
     if not 1.0 <= length <= tokens + 1:
         raise InputError(
-            f"accepted length: must be from 1 to {tokens + 1} with {tokens} drafts, not {length:g}"
+            f"accepted length: must be from 1 to {tokens + 1:g} with {tokens:g} drafts, "
+            f"not {length:g}"
         )
     low, high = 0.0, 1.0
     while high - low > 1e-12:
         middle = 0.5 * (low + high)
-        below = math.fsum(middle**i for i in range(int(tokens) + 1)) < length
-        low, high = (middle, high) if below else (low, middle)
-    return chain(high, tokens)
+        whole = math.floor(tokens)
+        mean = math.fsum(middle**i for i in range(whole + 1))
+        mean += (tokens - whole) * middle ** (whole + 1)
+        low, high = (middle, high) if mean < length else (low, middle)
+    return Speculation(tokens, jnp.asarray(high ** np.arange(1, MOST + 1)), candidates)

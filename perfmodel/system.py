@@ -41,8 +41,9 @@ from perfmodel._cycle import (
     guess_pass,
     one_pass,
     ports,
+    shared_plan,
 )
-from perfmodel._pools import held
+from perfmodel._pools import held, lying
 from perfmodel.efficiencies import Efficiencies
 from perfmodel.machine import Rank
 from perfmodel.models.draft import Draft
@@ -52,7 +53,6 @@ from perfmodel.placement import Pool, System
 from perfmodel.plan import Engine, Limits, Load
 from perfmodel.relax import Real, as_real, ceil, inverse, maximum, minimum
 from perfmodel.serving import (
-    Footprint,
     Prefill,
     Taken,
     budget_margins,
@@ -60,7 +60,6 @@ from perfmodel.serving import (
     closed_queue,
     kernel_margin,
     passes,
-    placed,
     served,
     split_prompt,
     taken,
@@ -233,19 +232,11 @@ def evaluate(
     ratio = attention.plan.replicas * inverse(first.plan.replicas) * (every / every_p)
     customers = running * ratio
 
-    def rank(pool: Pool, holding: Footprint, count: Real) -> Rank:
-        lying = placed(pool.machine, pool.plan, holding, count)
-        share = pool.plan.shard(pool.machine).share
-        return Rank(served(pool.machine, engine), share, efficiencies, lying)
-
-    ranks = Ranks(
-        rank(first, kept.prefill, on.pa * running + 1.0 - on.pa),
-        rank(attention, room, running),
-        rank(ffn, kept.ffn, on.af * running),
-        None
-        if guesser is None
-        else Rank(served(guesser.machine, engine), guesser.plan.shard(guesser.machine).share),
-    )
+    listed = [
+        Rank(served(p.machine, engine), p.plan.shard(p.machine).share, efficiencies, lies)
+        for p, lies in zip(system.pools, lying(system, kept, running), strict=True)
+    ]
+    ranks = Ranks(listed[0], listed[1], listed[2], listed[3] if len(listed) > 3 else None)
     # The draft reads every prompt, too, on its own pool or beside the network.
     read, reading = as_real(0.0), as_real(0.0)
     if guesser is not None and draft is not None and ranks.draft is not None and spec is not None:
@@ -257,7 +248,8 @@ def evaluate(
     fused = on.pa * on.af * (1.0 - as_real(engine.exclusive))
     depth = maximum(maximum(attention.plan.stages, ffn.plan.stages), as_real(system.micro))
     shape: dict[str, Real] = dict(rounds=cycles, depth=depth, fused=fused, queries=queries)
-    plain_step = passes(load, first.plan, prefill, running, engine, **shape)
+    reads = shared_plan(system, first)
+    plain_step = passes(load, reads, prefill, running, engine, **shape)
     micro, context = plain_step.micro, plain_step.decode.context
 
     def decode(sequences: Array, turns: Array) -> Cycle:
@@ -271,7 +263,7 @@ def evaluate(
     waiting = _arriving(first, model, prefill, ranks.prefill, pace)
     finishing = running * inverse(micro) * inverse(cycles + 1.0)
     shape["prompts"] = on.pa * finishing + (1.0 - on.pa) * waiting
-    carried = passes(load, first.plan, prefill, running, engine, **shape)
+    carried = passes(load, reads, prefill, running, engine, **shape)
     chunks, mixed_step = carried.chunks, carried.mixed
     mixed, stage = one_pass(ranks.prefill, model, mixed_step, first, engine)
     also = on.gp * read * inverse(chunks)
@@ -284,30 +276,36 @@ def evaluate(
         fill=way - stage + (prefill.chunks - chunks) * stage,
         round=maximum(micro * stage, way),
         per_round=chunks * inverse(maximum(micro, as_real(first.plan.stages))),
-        customers=customers,
+        # Whoever is there has a prompt of its own, though replicas be more than requests.
+        customers=maximum(customers, 1.0),
         sending=(1.0 - on.pa) * sending,
         taking=(1.0 - on.pa) * taking,
     )
     alone = 1.0 - fused
+    # Chunks hold up decoding wherever a part of it shares the pool that computes them.
+    meets = maximum(on.pa, on.pf)
+    if spec is not None:
+        meets = maximum(meets, on.gp * spec.drafting)
+    behind = prompts.customers - 1.0
     together = on.pa * alone * load.in_step
     stays = away if load.spread is None else away * (1.0 + together * (load.last_of(running) - 1.0))
     most_share = 1.0 + alone * 1e6
 
     def with_chunks(turn: Cycle, share: Array) -> Array:
         longer = prompts.round - fused * turn.time
-        return turn.time + on.pa * share * (1.0 - 0.5 * together) * longer
+        return turn.time + meets * share * (1.0 - 0.5 * together) * longer
 
     varied = variability(load, engine)
 
     def loop(turn: Cycle) -> _Loop:
-        share = minimum(prompts.per_round * others * inverse(cycles), most_share)
+        share = minimum(prompts.per_round * behind * inverse(cycles), most_share)
         time = with_chunks(turn, share)
         handed = _handed(system, model, varied, prompts, stays * time, every, every_p, running)
         # As in `serving`: steps that carry a chunk last longer, and bring others back no later.
         each = fused * prompts.round + alone * time
-        queued = closed_queue(prompts.service, stays * each + handed, customers, varied)
+        queued = closed_queue(prompts.service, stays * each + handed, prompts.customers, varied)
         prefill_time = prompts.fill + queued - together * (queued - prompts.service)
-        met = on.pa * minimum(share, 1.0)
+        met = meets * minimum(share, 1.0)
         square = turn.time * turn.time + met * (
             prompts.round * prompts.round - turn.time * turn.time
         )
@@ -318,10 +316,9 @@ def evaluate(
         taken_in = engine.request_time * (2.0 - on.pa)
         before = taken_in + stepwise * minimum(others, 1.0) + handed
         there = stays + (before + prefill_time) * inverse(time)
-        share = minimum(share, prompts.per_round * others * inverse(there))
+        share = minimum(share, prompts.per_round * behind * inverse(there))
         time = with_chunks(turn, share)
         burst = load.burst + together * (1.0 - load.burst)
-        behind = maximum(customers - 1.0, 0.0)
         started = before + prefill_time + burst * 0.5 * behind * prompts.service
         return _Loop(time, share, running * inverse(started + stays * time), started, handed)
 
@@ -427,10 +424,10 @@ def evaluate(
     sending = maximum(rate * ratio * every_p * prompts.sending, rate * every * prompts.taking)
     links = [sending, steps * turn.work[3], steps * turn.work[4]]
     absent = [as_real(0.0)] * (4 - count)
-    share = on.pa * minimum(found.share, 1.0)
-    mean = (1.0 - share) * (turn.time / turn.way) * turn.parts
+    share = meets * found.share * (1.0 - 0.5 * together)
+    mean = (1.0 - fused * share) * (turn.time / turn.way) * turn.parts
     mean = mean + share * (prompts.round / mixed.seconds) * jnp.stack(mixed.parts)
-    longest = on.pa * prompts.round + apart * turn.time
+    longest = meets * prompts.round + (1.0 - meets) * turn.time
     return SystemEstimate(
         ttft=ttft,
         tpot=tpot,
@@ -442,7 +439,7 @@ def evaluate(
         running=running * every,
         decoding=decoding * every,
         tokens_per_cycle=yielded,
-        chunk_share=on.pa * found.share,
+        chunk_share=meets * found.share,
         handover=found.handed,
         prefill_time=prompts.fill + prompts.service,
         chips=chips,

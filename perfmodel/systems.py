@@ -26,7 +26,8 @@ from perfmodel.system import STATIONS, SystemEstimate
 ROLES = ("prefill", "decode", "attention", "ffn", "draft")
 """Parts of the work that a pool can be named for; `decode` is attention and ffn."""
 
-_COUNTS = ("tp", "pp", "ep", "attention_dp", "regions", "chunk")
+_DEGREES = ("tp", "pp", "ep", "attention_dp", "regions")
+_COUNTS = (*_DEGREES, "chunk")
 _SHARES = ("replicas", "offload", "weights_first")
 _FORMATS = ("weights", "activations", "kv")
 _KEYS = (*_COUNTS, *_SHARES, *_FORMATS)
@@ -130,8 +131,8 @@ def acceptance(
         raise InputError("acceptance: a rate, rates by position, or mean lengths; one of them")
     if lengths is not None:
         if len(lengths) == 1:
-            return speculation.of_length(lengths[0], round(tokens))
-        return speculation.of_lengths(lengths, tokens)
+            return speculation.of_length(lengths[0], tokens, candidates)
+        return speculation.of_lengths(lengths, tokens, candidates)
     if isinstance(rate, int | float):
         return speculation.chain(rate, tokens, candidates)
     return speculation.of_positions(list(rate or ()), tokens, candidates)
@@ -254,9 +255,8 @@ def ask(
         weights = pool.weights or (draft_weights if drafts else None)
         names[name] = question.own_precision(served, weights, pool.activations, pool.kv)
         question.check_kernel(entries[name], names[name])
-        if not drafts:
-            degrees = {k: getattr(pool, k) for k in ("tp", "pp", "ep", "attention_dp", "regions")}
-            question.check_degrees(network, cp=1, **degrees)
+        degrees = {k: question.whole(f"{name} {k}", getattr(pool, k)) for k in _DEGREES}
+        question.check_degrees(served, cp=1, **degrees)
     order = list(parsed)
     listed = list({entries[name].name: entries[name] for name in order}.values())
     asked = question.ask(
@@ -265,9 +265,12 @@ def ask(
         electricity=electricity, pue=pue, lifetime=lifetime, routing=routing, most=most,
     )  # fmt: skip
     mixture = network.model.is_mixture or (guess is not None and guess.model.is_mixture)
+    grouped = mixture or any(pool.attention_dp != 1 for pool in parsed.values())
     tiers = any(pool.offload or pool.weights_first != 1.0 for pool in parsed.values())
     made = {
-        name: _pool(asked, entries, parsed[name], name, order.index(name), batch, mixture, tiers)
+        name: _pool(
+            asked, entries, parsed[name], name, order.index(name), batch, mixture, grouped, tiers
+        )
         for name in order
     }
     built = placement.build(
@@ -358,6 +361,7 @@ def _pool(
     kind: int,
     batch: float,
     mixture: bool,
+    grouped: bool,
     tiers: bool,
 ) -> Pool:
     """Returns the numbers of a pool."""
@@ -366,8 +370,6 @@ def _pool(
     own = entries[name].fields.get("prompt_chunk")
     usual = int(asked.engine.engine.token_budget)
     usual = usual if own is None else int(own.value or usual)
-    for key in ("tp", "pp", "ep", "attention_dp", "regions"):
-        question.whole(f"{name} {key}", getattr(pool, key))
     said = "more than 0, at most 1e6"
     replicas = question.real_number(f"{name} replicas", pool.replicas, 1e-9, 1e6, said)
     plan = Plan(
@@ -376,7 +378,7 @@ def _pool(
         batch=batch,
         chunk=usual if pool.chunk is None else question.whole(f"{name} chunk", pool.chunk),
         replicas=replicas,
-        attention_dp=pool.attention_dp if mixture else None,
+        attention_dp=pool.attention_dp if grouped else None,
         expert_ranks=pool.ep if mixture else None,
         offload=question.share(f"{name} offload", pool.offload) if tiers else None,
         weights_first=question.share(f"{name} weights_first", pool.weights_first)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from perfmodel import placement, question, serving, speculation, system
+from perfmodel._pools import held, lying
 from perfmodel.chips import load_chip
 from perfmodel.compiled import UNFUSED
 from perfmodel.engines import load_engine
@@ -48,9 +49,11 @@ def _plain() -> Any:
     return jax.jit(serving.estimate, compiler_options=dict(UNFUSED))
 
 
-def run(made: System, load: Load = LOAD, draft: str | None = None) -> SystemEstimate:
-    network, engine = load_model(MODEL).model, load_engine("vllm").engine
-    values = question.numbers((made, network, load, engine))
+def run(
+    made: System, load: Load = LOAD, draft: str | None = None, engine: str = "vllm"
+) -> SystemEstimate:
+    network = load_model(MODEL).model
+    values = question.numbers((made, network, load, load_engine(engine).engine))
     guess = None if draft is None else question.numbers(load_model(draft).model)
     return jax.device_get(_program()(*values, draft=guess))
 
@@ -136,6 +139,33 @@ def test_a_prefill_pool_takes_the_chunks_out_of_decoding() -> None:
     # By Little's law, whatever the form: running requests are rate times time.
     for found, share in ((mixed, 1.0), (apart, 1.0)):
         assert found.request_rate * found.e2e == pytest.approx(64 * share, rel=1e-4)
+
+
+@pytest.mark.parametrize("batch", (16, 300))
+@pytest.mark.parametrize("drafts", (0, 4))
+def test_prompts_hold_up_feed_forward_layers_on_their_pool(batch: float, drafts: int) -> None:
+    """Attention alone is elsewhere: no pool has more than a second of work in a second."""
+    pools = {"p": pool("h100", chips=4, batch=batch), "a": pool("h200", chips=4, batch=batch)}
+    spec = speculation.chain(1.0, drafts)
+    table = placement.draft_on(placement.attention_ffn("p", "a", "p"), "a")
+    made = placement.build(table, pools, speculation=spec)
+    found = run(made, LOAD, draft=DRAFT)
+    assert found.load.max() <= 1.01 and found.chunk_share > 0
+    apart = placement.draft_on(placement.attention_ffn("p", "a", "f"), "a")
+    free = run(
+        placement.build(apart, pools | {"f": pools["p"]}, speculation=spec), LOAD, draft=DRAFT
+    )
+    assert found.tpot > free.tpot and found.longest_gap > free.longest_gap
+
+
+@pytest.mark.parametrize("engine", ("vllm", "trtllm", "sglang"))
+@pytest.mark.parametrize("load", (LOAD, Load(8000.0, 16.0)), ids=("chat", "long"))
+def test_parts_of_a_token_add_up(engine: str, load: Load) -> None:
+    """Prompts in steps of their own take the place of no decode step, even many for each."""
+    for made in (one(chunk=2048), two(), two(share=0.1)):
+        found = run(made, load, engine=engine)
+        assert np.all(found.parts >= 0.0)
+        assert np.sum(found.parts) == pytest.approx(found.tpot, rel=1e-4)
 
 
 def test_rates_balance_where_prefill_is_short() -> None:
@@ -224,6 +254,103 @@ def test_drafts() -> None:
     assert made(here, 4).memory_bytes[1] > made(here, 0).memory_bytes[1]
 
 
+FORMS = {
+    "one pool": placement.draft_on(placement.aggregated("a"), "a"),
+    "prefill apart": placement.draft_on(placement.prefill_decode("p", "a"), "a"),
+    "feed-forward apart": placement.draft_on(placement.attention_ffn("p", "a", "f"), "a"),
+    "prefill beside feed-forward": placement.draft_on(placement.attention_ffn("p", "a", "p"), "a"),
+    "draft apart": placement.draft_on(placement.prefill_decode("p", "a"), "g"),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_more_of_anything_is_never_slower(form: str) -> None:
+    """Of the whole request: a faster part of a closed loop sends more to the others."""
+
+    def seconds(**given: Any) -> tuple[float, float]:
+        replicas = {name: given.get(name, 1.0) for name in "pafg"}
+        pools = {
+            name: pool(chip, chips=4, replicas=replicas[name], chunk=2048)
+            for name, chip in (("p", "h100"), ("a", "h200"), ("f", "b200"), ("g", "l40s"))
+        }
+        link = Link(1.0, given.get("link", 0.0))
+        spec = speculation.chain(given.get("rate", 0.7), 3)
+        made = placement.build(FORMS[form], pools, links=Links(link, link, link), speculation=spec)
+        load = Load(4000.0, 500.0, given.get("hit", 0.0))
+        found = run(made, load, draft=DRAFT)
+        assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(found))
+        return float(found.e2e), -float(found.output_rate)
+
+    orders: dict[str, tuple[float, ...]] = {
+        "link": (1e-9, 1e-11, 0.0), "rate": (0.0, 0.7, 1.0), "hit": (0.0, 0.5, 0.999),
+        "p": (0.3, 0.7, 1000.0), "f": (0.3, 1000.0), "g": (0.3, 1000.0),
+    }  # fmt: skip
+    table = FORMS[form]
+    idle = set("pafg") - {table.prefill, table.attention, table.ffn, table.draft}
+    for name in orders.keys() - idle:
+        times = np.asarray([seconds(**{name: value}) for value in orders[name]])
+        assert np.all(np.diff(times, axis=0) <= 1e-4 * np.abs(times[:-1])), name
+
+
+def test_a_draft_reads_a_prompt_once_however_wide_its_tree() -> None:
+    pools = {"a": pool("h100", batch=16), "c": pool("corsair", "int8")}
+    table = placement.draft_on(placement.aggregated("a"), "c")
+
+    def seconds(candidates: float) -> float:
+        spec = speculation.chain(0.8, 1, candidates)
+        made = placement.build(table, pools, speculation=spec, links=FREE_LINKS)
+        found = run(made, Load(4000.0, 16.0), draft=DRAFT)
+        return float(found.load[3] / found.request_rate)
+
+    # Nearly all of a short answer's drafting is reading the prompt.
+    assert seconds(8.0) == pytest.approx(seconds(1.0), rel=0.05)
+
+
+def test_more_replicas_than_requests_make_no_prompt_shorter() -> None:
+    for share in (1.0, 2.0, 8.0):
+        found = run(two(FREE_LINKS, share=share, batch=1))
+        assert found.ttft >= found.prefill_time
+
+
+def test_a_cached_prefix_lies_on_the_chips_that_prefill() -> None:
+    pools = {"p": pool("h100", chips=4, chunk=1000), "d": pool("h100", chips=4)}
+    made = placement.build(placement.prefill_decode("p", "d"), pools)
+    # 2,000 new tokens beside 2,000 that are shared take what 4,000 new ones do.
+    plain, hit = run(made), run(made, Load(4000.0, 1000.0, 0.5))
+    assert hit.memory_bytes[0] == pytest.approx(plain.memory_bytes[0], rel=1e-5)
+
+
+def test_a_draft_beyond_its_fast_memory() -> None:
+    far = pool("corsair", "int8", chips=1, batch=16)
+    table = placement.draft_on(placement.aggregated("a"), "c")
+    spec = speculation.chain(0.8, 4)
+    found = {}
+    for offload in (0.0, 1.0):
+        pools = {
+            name: dataclasses.replace(p, plan=dataclasses.replace(p.plan, offload=offload))
+            for name, p in (("a", pool("h100", batch=16)), ("c", far))
+        }
+        made = placement.build(table, pools, speculation=spec)
+        values = question.numbers(
+            (
+                made,
+                load_model(MODEL).model,
+                load_model(DRAFT).model,
+                LOAD,
+                load_engine("vllm").engine,
+            )
+        )
+        kept = held(*values)
+        found[offload] = kept.margins[3], lying(made, kept, 16.0)[3]
+    # 9.1 GB of weights over 2 GB at 150 TB/s and the rest at 400 GB/s.
+    assert found[0.0][0] < 0.0 < found[1.0][0]
+    slow = found[1.0][1]
+    assert slow is not None
+    memory = far.machine.memory
+    spread = (2.0 / memory.bandwidth[0] + 7.1 / memory.bandwidth[1]) / 9.1
+    assert float(slow.weight_seconds) == pytest.approx(float(spread), rel=0.05)
+
+
 def test_derivatives_are_finite_and_right() -> None:
     """Replica shares, hit share, acceptance, draft length, chunk and batch, in float64."""
     with jax.enable_x64(True):
@@ -267,16 +394,16 @@ def test_the_split_of_memory_can_be_descended() -> None:
     with jax.enable_x64(True):
         network, engine = load_model("qwen3-30b-a3b").model, load_engine("ideal").engine
 
-        def outputs(x: Any) -> Any:
+        def parts(x: Any) -> Any:
             offload, first = x
             split = pool("corsair", "int8", batch=64, attention_dp=1.0, expert_ranks=8.0)
             plan = dataclasses.replace(split.plan, offload=offload, weights_first=first)
             split = dataclasses.replace(split, plan=plan)
             made = placement.build(placement.aggregated("a"), {"a": split})
-            made, model, load, eng = jax.tree.map(
-                jnp.asarray, (made, network, Load(2000.0, 500.0), engine)
-            )
-            found = system.evaluate(made, model, load, eng)
+            return jax.tree.map(jnp.asarray, (made, network, Load(2000.0, 500.0), engine))
+
+        def outputs(x: Any) -> Any:
+            found = system.evaluate(*parts(x))
             return jnp.stack([jnp.log(found.tpot), found.memory_margin[1]])
 
         options = dict(UNFUSED)
@@ -289,6 +416,12 @@ def test_the_split_of_memory_can_be_descended() -> None:
             np.testing.assert_allclose(
                 found[:, i], (ends[0] - ends[1]) / 2e-6, rtol=1e-3, atol=1e-6
             )
+        # Parts that share a pool share its layout: it is the service of one pool.
+        made, model, load, eng = parts(at)
+        one = made.attention
+        plain = jax.jit(serving.estimate, compiler_options=options)
+        alone = plain(one.machine, model, load, one.plan, one.precision, eng)
+        assert float(value(at)[0]) == pytest.approx(float(jnp.log(alone.tpot)), abs=1e-9)
         # More of the slow memory leaves more room. A step reads all keys, but only the experts that
         # its tokens chose: keys are worth more of the fast one.
         assert found[1, 0] > 0.0 and found[0, 1] > 1e-3

@@ -147,6 +147,34 @@ def test_draft_heads() -> None:
         serve({**ONE, "draft": "l40s"}, draft="eagle", spec=spec)
 
 
+def test_a_measured_tree_costs_its_rows() -> None:
+    chain, tree = (
+        serve(draft="eagle", spec=systems.acceptance(4, None, [3.3], width)) for width in (1.0, 4.0)
+    )
+    assert float(tree["tokens_per_cycle"]) == pytest.approx(3.3)
+    # 17 rows of a sequence are verified, not 5.
+    assert float(tree["tpot_s"]) > 1.2 * float(chain["tpot_s"])
+    assert float(systems.acceptance(2.5, None, [2.2]).yielded) == pytest.approx(2.2)
+
+
+def test_attention_groups_of_a_dense_network() -> None:
+    def prefill(batch: int, replicas: int) -> tuple[xr.Dataset, float]:
+        pools = {
+            "prefill": "h100:tp=8,attention_dp=8,weights=fp8",
+            "decode": f"h200:tp=8,attention_dp=2,weights=fp8,replicas={replicas}",
+        }
+        found = serve(pools, batch=batch)
+        return found, float(found["pool_load"][0] / found["requests_per_second"])
+
+    few, shared = prefill(4, 4)
+    many, alone = prefill(16, 1)
+    # 16 requests share a replica of prefill, whichever replica decodes them: all groups have work.
+    assert shared == pytest.approx(alone, rel=1e-4)
+    # Each group holds all of attention: 12.1 GB of it in 8 bits, on one chip and on four.
+    weights = many["pool_weight_bytes"].values
+    assert weights[0] - weights[1] == pytest.approx(12.08e9 * (1 - 1 / 4), rel=0.01)
+
+
 def test_links() -> None:
     one = {"prefill": "gb200:tp=4,weights=fp8", "decode": "gb200:tp=4,weights=fp8"}
     ports, inside = serve(one), systems.link(None, None, inside=True)
@@ -397,6 +425,12 @@ POOLS = ("--prefill", "h100:tp=4", "--decode", "h100:tp=4")
         (("estimate", MODEL, *POOLS, "--tp", "8"), "--tp: of CHIP"),
         (("estimate", MODEL, "h100", *POOLS), "CHIP has nothing to do"),
         (("estimate", MODEL, *POOLS, "--batch", "0"), "batch: must be at least 1"),
+        (("estimate", MODEL, "--decode", "h100:tp=0"), "decode tp: must be at least 1, not 0"),
+        (("estimate", MODEL, "--decode", "h100:tp=-4"), "decode tp: must be at least 1, not -4"),
+        (
+            (*ONE_POOL, "--draft", "llama-3.1-8b@l40s:tp=7", "--acceptance", "0.8"),
+            "tp: 7 does not cut the 32 heads and 8 kv heads of llama-3.1-8b",
+        ),
         (("estimate", MODEL, *POOLS, "--micro-batches", "0"), "micro: must be at least 1"),
         (("frontier", MODEL, *POOLS, "--measured", "runs.csv"), "--measured: of one pool"),
         (("frontier", MODEL, *POOLS, "--pp", "2"), "--pp: of one pool"),
