@@ -15,6 +15,7 @@ from perfmodel._servers import (
     Server,
     host,
     kv_heads,
+    query_heads,
     refuse,
 )
 from perfmodel.errors import shorten
@@ -37,12 +38,17 @@ def whole_nodes(server: Server, label: str) -> None:
 
 
 def check_key_ranks(server: Server, model: Checkpoint, label: str) -> None:
-    """Refuses keys spread over more ranks than hold copies of them."""
-    copies = max(server.tp // server.attention_dp // kv_heads(model.entry), 1)
+    """Refuses keys spread over more ranks than hold copies of them, or over an uneven part."""
+    group = server.tp // server.attention_dp
+    copies = max(group // kv_heads(model.entry), 1)
     if server.cp > copies:
         raise refuse(
             label, f"cp {server.cp} exceeds the {copies} copies of each key head", str(copies)
         )
+    shared = query_heads(model.entry)
+    if group % server.cp or shared % server.cp:
+        told = f"cp {server.cp} does not divide {group} ranks and {shared} query heads of a key"
+        raise refuse(label, told, "cp 1")
 
 
 def quantised(
@@ -92,6 +98,12 @@ def own_tokens(deployment: Deployment) -> int:
 def per_group(server: Server) -> int:
     """Returns requests of an attention group."""
     return -(-server.sequences // server.attention_dp)
+
+
+def step_tokens(server: Server, deployment: Deployment) -> int:
+    """Returns tokens that a step of an attention group must hold: a chunk, or one token of each
+    request with its drafted ones."""
+    return max(server.chunk, per_group(server) * (1 + deployment.draft_tokens))
 
 
 def devices(process: Process) -> dict[str, object]:

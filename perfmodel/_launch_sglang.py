@@ -17,6 +17,7 @@ from perfmodel._servers import (
     Deployment,
     Flag,
     Process,
+    Server,
     Shell,
     command,
     processes,
@@ -25,6 +26,9 @@ from perfmodel._servers import (
     url,
 )
 
+PAGE = 64
+"""Tokens of a page of keys and values, of the attention kernels that have the largest [token]."""
+
 
 def commands(deployment: Deployment, label: str) -> dict[str, str]:
     for server in deployment.servers:
@@ -32,6 +36,8 @@ def commands(deployment: Deployment, label: str) -> dict[str, str]:
         check_key_ranks(server, deployment.model, label)
         if deployment.draft is not None and server.attention_dp > 1:
             raise refuse(label, "a draft model and attention data parallelism exclude each other")
+        if deployment.draft is not None and server.pp > 1:
+            raise refuse(label, "a draft model and pipeline stages exclude each other", "pp 1")
     if deployment.apart:
         check_hand_over(deployment, label)
         if deployment.servers[0].chip.sheet.identity["vendor"] != "NVIDIA":
@@ -81,6 +87,8 @@ def commands(deployment: Deployment, label: str) -> dict[str, str]:
         ["python", "-m", "sglang.benchmark.serving"],
         [
             ("--backend", "sglang"), *where, ("--model", deployment.model.path), *data,
+            # Token ids are sent, so that prompts are as long as asked for.
+            ("--tokenize-prompt", None),
             ("--max-concurrency", deployment.concurrency), ("--num-prompts", prompts),
         ],
     )  # fmt: skip
@@ -93,6 +101,11 @@ def _port(process: Process) -> int:
 
 def _bootstrap(process: Process) -> int:
     return 8998 + process.index
+
+
+def _chunk(server: Server) -> int:
+    """Returns the prompt tokens of a step in whole pages, of which a step must be made."""
+    return max(server.chunk // PAGE * PAGE, PAGE)
 
 
 def _flags(deployment: Deployment, process: Process, label: str) -> list[Flag]:
@@ -119,21 +132,23 @@ def _flags(deployment: Deployment, process: Process, label: str) -> list[Flag]:
         ("--context-length", server.length),
         # Of all attention groups, who share both.
         ("--max-running-requests", per_group(server) * server.attention_dp),
-        ("--chunked-prefill-size", server.chunk * server.attention_dp),
+        ("--chunked-prefill-size", _chunk(server) * server.attention_dp),
         ("--mem-fraction-static", server.static),
         ("--kv-cache-dtype", cache_format(server, label, cache)),
     ]
     if made is not None:
         flags.append(("--quantization", made))
-    if deployment.draft is not None:
+    if deployment.draft_tokens:
+        # The network's own draft layers are those of the checkpoint.
         flags += [
-            ("--speculative-algorithm", "STANDALONE"),
-            ("--speculative-draft-model-path", deployment.draft.path),
+            ("--speculative-algorithm", "EAGLE" if deployment.own_draft else "STANDALONE"),
             ("--speculative-num-steps", deployment.draft_tokens),
             ("--speculative-eagle-topk", 1),
             # The drafted ones and the one before them.
             ("--speculative-num-draft-tokens", deployment.draft_tokens + 1),
         ]
+    if deployment.draft is not None:
+        flags.append(("--speculative-draft-model-path", deployment.draft.path))
         made = quantised(deployment.draft, server, label, online)
         if made is not None:
             flags.append(("--speculative-draft-model-quantization", made))

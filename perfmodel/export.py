@@ -184,8 +184,8 @@ def of_system(
 ) -> Deployment:
     """Returns the deployment of a system that `perfmodel.systems` has found.
 
-    Args: `draft`, the draft model with the `tokens` of a cycle. Raises InputError for systems that
-    no engine serves, Infeasible where it cannot run.
+    Args: `draft`, the draft model or "mtp", with the `tokens` of a cycle. Raises InputError for
+    systems that no engine serves, Infeasible where it cannot run.
     """
     if not math.isfinite(found["e2e_s"].item()):
         raise Infeasible(f"--export: {found['binding'].item()}: nothing to start that runs")
@@ -214,8 +214,19 @@ def of_system(
     deployment = _deployment(model, servers, found, concurrency)
     if draft is None:
         return deployment
+    if draft == "eagle":
+        raise InputError("--export: an eagle head has no checkpoint to name (nearest: mtp)")
+    if draft == "mtp":
+        return dataclasses.replace(deployment, draft_tokens=int(tokens))
     guess = checkpoint(question.find_model(draft))
-    return dataclasses.replace(deployment, draft=guess, draft_tokens=int(tokens))
+    longest, needed = int(guess.entry.model.max_context), deployment.isl + deployment.osl
+    if needed > longest:
+        told = f"{needed:,} tokens exceed the context of the draft, {longest:,}"
+        raise InputError(f"--export: {told}")
+    servers = tuple(
+        dataclasses.replace(server, length=min(server.length, longest)) for server in servers
+    )
+    return dataclasses.replace(deployment, servers=servers, draft=guess, draft_tokens=int(tokens))
 
 
 def _whole(name: str, replicas: float) -> int:

@@ -90,6 +90,7 @@ def many(engine):
         of_system({"prefill": f"h100:tp=4,replicas=2,{pair}", "decode": f"h200:tp=8,{pair}"}),
         of_system({"prefill": f"h100:tp=2,{pair}", "decode": f"h100:tp=4,{pair}"}),
         of_system({"decode": f"h100:tp=8,{pair}"}, draft="llama-3.1-8b"),
+        of_system({"decode": "h200:tp=8"}, draft="mtp", model="deepseek-v3", tokens=1.0),
     ]
     if engine != "trtllm":
         found += [
@@ -100,6 +101,7 @@ def many(engine):
                 {"prefill": f"h100:tp=4,{pair}", "decode": f"h100:tp=4,{pair}"},
                 draft="llama-3.1-8b",
             ),
+            of_system({"prefill": "h100:tp=4", "decode": "h100:tp=4"}, model="qwen3-next-80b-a3b"),
         ]
     return found
 
@@ -278,8 +280,52 @@ def test_a_draft_on_the_same_pool():
     assert "  max_draft_len: 3\n" in text and "DraftTarget" in text
 
 
+def test_draft_layers_of_the_network_itself():
+    found = of_system(
+        {"decode": "h200:tp=8,ep=8,attention_dp=8"}, draft="mtp", model="deepseek-v3", tokens=1.0
+    )
+    asked = json.loads(server("vllm", found)["--speculative-config"])
+    assert asked == {"method": "mtp", "num_speculative_tokens": 1}
+    asked = server("sglang", found)
+    assert asked["--speculative-algorithm"] == "EAGLE"
+    assert "--speculative-draft-model-path" not in asked
+    text = export.export("trtllm", found).scripts["serve.sh"]
+    assert "  decoding_type: MTP\n" in text and "  num_nextn_predict_layers: 1\n" in text
+
+
+def test_a_step_holds_every_request_and_its_drafts():
+    # 32 requests, each with a token and 4 drafted ones.
+    found = of_system({"decode": "h100:tp=8,chunk=64"}, draft="llama-3.1-8b", tokens=4.0)
+    assert server("vllm", found)["--max-num-batched-tokens"] == "160"
+    assert server("trtllm", found)["--max_num_tokens"] == "160"
+    plain = of_pool(chunk=16)
+    assert server("vllm", plain)["--max-num-batched-tokens"] == "32"
+
+
+def test_tokens_come_in_whole_pages_and_blocks():
+    # SGLang's chunks are multiples of a page, TensorRT-LLM's buffers of a block.
+    chunks = {16: "64", 1000: "960", 2048: "2048"}
+    for chunk, written in chunks.items():
+        assert server("sglang", of_pool(chunk=chunk))["--chunked-prefill-size"] == written
+    apart = of_system({"prefill": "h100:tp=4", "decode": "h100:tp=4"})
+    text = export.export("trtllm", apart).scripts["decode-0.sh"]
+    # 5,256 tokens in blocks of 32.
+    assert "  max_tokens_in_buffer: 5280\n" in text
+
+
+def test_states_are_handed_over_in_the_layout_that_can_be():
+    pools = {"prefill": "h100:tp=4", "decode": "h100:tp=4"}
+    text = export.export("vllm", of_system(pools, model="qwen3-next-80b-a3b")).scripts
+    assert "VLLM_SSM_CONV_STATE_LAYOUT=DS" in text["prefill-0.sh"]
+    assert "STATE_LAYOUT" not in export.export("vllm", of_system(pools)).scripts["prefill-0.sh"]
+
+
 def test_a_replica_of_several_nodes():
     wide = of_pool("deepseek-v3", "h200", tp=16, ep=16, attention_dp=16)
+    # The first node has no start rank: it would balance its own groups only.
+    front = server("vllm", wide, "serve-node0.sh")
+    assert front["--data-parallel-size-local"] == "8" and "--headless" not in front
+    assert "--data-parallel-start-rank" not in front
     second = server("vllm", wide, "serve-node1.sh")
     assert second["--data-parallel-size-local"] == "8" and "--headless" in second
     assert second["--data-parallel-start-rank"] == "8"
@@ -349,6 +395,29 @@ REFUSED = {
         "vllm", lambda: of_system({"prefill": "h100:tp=8,kv=fp8", "decode": "h100:tp=8"}),
         "one KV format, not fp8 and bf16",
     ),
+    "keys of uneven heads": (
+        "vllm", lambda: of_pool("qwen-2.5-7b", "h100", tp=8, cp=2), "7 query heads of a key"
+    ),
+    "stages that hand over": (
+        "vllm", lambda: of_system({"prefill": "h100:tp=2,pp=2", "decode": "h100:tp=4"}),
+        "hands over no caches of pipeline stages (nearest: pp 1)",
+    ),
+    "a draft and stages": (
+        "sglang",
+        lambda: of_system({"decode": "h100:tp=4,pp=2"}, draft="llama-3.1-8b"),
+        "a draft model and pipeline stages exclude each other",
+    ),
+    "an eagle head": (
+        "vllm", lambda: of_system({"decode": "h100:tp=8"}, draft="eagle"),
+        "an eagle head has no checkpoint to name",
+    ),
+    "own layers": (
+        "trtllm", lambda: of_system({"decode": "h200:tp=8"}, draft="mtp", model="glm-4.6"),
+        "own layers of DeepSeek's checkpoints only",
+    ),
+    "a draft's context": (
+        "vllm", lambda: _long_draft(), "50,000 tokens exceed the context of the draft, 40,960",
+    ),
     "two vendors": (
         "sglang", lambda: of_system({"prefill": "mi300x:tp=8", "decode": "h100:tp=8"}),
         "chips of one vendor",
@@ -369,6 +438,22 @@ REFUSED = {
     ),
     "unknown": ("vlm", of_pool, "unknown engine 'vlm' (nearest: vllm"),
 }  # fmt: skip
+
+
+def _long_draft():
+    """Returns prompts longer than the context of the model that drafts."""
+    where, named = systems.table({"decode": "h100:tp=8"}, None)
+    spec = {"draft": "qwen3-0.6b", "spec": systems.acceptance(4.0, 0.8, None)}
+    made = systems.ask("qwen3-next-80b-a3b", named, where, batch=1, isl=40_000, osl=10_000, **spec)
+    found = xr.Dataset(
+        {
+            "e2e_s": 20.0, "running": 1.0, "binding": "links",
+            "pool_memory_margin": ("pool", [0.3]), "pool_weight_bytes": ("pool", [20e9]),
+        },
+        {"pool": list(made.pools)},
+        {"isl": 40_000, "osl": 10_000, "prefix_hit": 0.0, "batch": 1},
+    )  # fmt: skip
+    return export.of_system(made, found, "qwen3-0.6b", 4.0)
 
 
 def _model(name):
