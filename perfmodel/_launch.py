@@ -51,6 +51,12 @@ def check_key_ranks(server: Server, model: Checkpoint, label: str) -> None:
         raise refuse(label, told, "cp 1")
 
 
+def check_own_draft(deployment: Deployment, label: str) -> None:
+    """Refuses draft layers that neither vLLM nor SGLang load."""
+    if deployment.own_draft and "minimax-m2" in deployment.model.path.lower():
+        raise refuse(label, "loads no draft layers of MiniMax-M2", "--draft MODEL")
+
+
 def quantised(
     checkpoint: Checkpoint, server: Server, label: str, online: Mapping[tuple[str, str], str]
 ) -> str | None:

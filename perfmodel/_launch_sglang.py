@@ -5,6 +5,7 @@ from perfmodel._launch import (
     cache_format,
     check_hand_over,
     check_key_ranks,
+    check_own_draft,
     devices,
     entrance,
     own_tokens,
@@ -36,8 +37,9 @@ def commands(deployment: Deployment, label: str) -> dict[str, str]:
         check_key_ranks(server, deployment.model, label)
         if deployment.draft is not None and server.attention_dp > 1:
             raise refuse(label, "a draft model and attention data parallelism exclude each other")
-        if deployment.draft is not None and server.pp > 1:
-            raise refuse(label, "a draft model and pipeline stages exclude each other", "pp 1")
+        if deployment.draft_tokens and server.pp > 1:
+            raise refuse(label, "drafts and pipeline stages exclude each other", "pp 1")
+    check_own_draft(deployment, label)
     if deployment.apart:
         check_hand_over(deployment, label)
         if deployment.servers[0].chip.sheet.identity["vendor"] != "NVIDIA":

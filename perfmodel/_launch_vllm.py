@@ -6,6 +6,7 @@ from perfmodel._launch import (
     cache_format,
     check_hand_over,
     check_key_ranks,
+    check_own_draft,
     devices,
     entrance,
     per_group,
@@ -35,6 +36,7 @@ _PROXY = "tests/v1/kv_connector/nixl_integration/toy_proxy_server.py"
 def commands(deployment: Deployment, label: str) -> dict[str, str]:
     for server in deployment.servers:
         _checks(deployment, server, label)
+    check_own_draft(deployment, label)
     if deployment.apart:
         check_hand_over(deployment, label)
     found = processes(deployment)

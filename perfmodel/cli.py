@@ -225,12 +225,17 @@ def estimate(
     """
     from perfmodel import _export_command
 
-    _export_command.check(export, trace)
+    kv, policy = kv_options(kv)
+    unknown = {
+        "--images": bool(images), "--class": bool(classes), "--batching": batching != "continuous",
+        "--kv reserved": policy not in ("", "paged"), "--draft-candidates": draft_candidates != 1.0,
+        "--trace": trace is not None and is_table(trace),
+    }  # fmt: skip
+    _export_command.check(export, trace, unknown)
     if trace is not None and not is_table(trace):
         _estimate_function(context, trace, shape or [], model, json)
         return
     named = {"prefill": prefill, "decode": decode, "attention": attention, "ffn": ffn}
-    kv, policy = kv_options(kv)
     if not any(named.values()) and draft is None:
         refuse("of several pools", link=(link, None), micro_batches=(micro_batches, 1))
     if draft is None:

@@ -405,11 +405,15 @@ REFUSED = {
     "a draft and stages": (
         "sglang",
         lambda: of_system({"decode": "h100:tp=4,pp=2"}, draft="llama-3.1-8b"),
-        "a draft model and pipeline stages exclude each other",
+        "drafts and pipeline stages exclude each other",
     ),
     "an eagle head": (
         "vllm", lambda: of_system({"decode": "h100:tp=8"}, draft="eagle"),
         "an eagle head has no checkpoint to name",
+    ),
+    "layers that are not loaded": (
+        "sglang", lambda: of_system({"decode": "h200:tp=8"}, draft="mtp", model="minimax-m2.5"),
+        "loads no draft layers of MiniMax-M2",
     ),
     "own layers": (
         "trtllm", lambda: of_system({"decode": "h200:tp=8"}, draft="mtp", model="glm-4.6"),
@@ -469,6 +473,22 @@ def test_what_an_engine_cannot_do_is_refused_in_a_line(case):
         export.export(engine, make())
     line = str(caught.value)
     assert told in line and line.startswith("--export: ") and "\n" not in line and len(line) < 200
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--class", "chat=1000:100:1"],
+        ["--batching", "static"],
+        ["--kv", "reserved"],
+        ["--draft", "llama-3.1-8b", "--acceptance", "0.8", "--draft-candidates", "2"],
+        ["--images", "1"],
+    ],
+)
+def test_what_commands_do_not_know_is_refused_before_anything_runs(options, capsys):
+    asked = ["estimate", "llama-3.3-70b", "h100", "--tp", "8", "--export", "vllm"]
+    assert cli.main([*asked, *options]) == 2
+    assert "--export: commands know no --" in capsys.readouterr().err
 
 
 def test_what_cannot_run_is_not_exported():
