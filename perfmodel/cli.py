@@ -596,7 +596,14 @@ def size(
     routing: Routing = "uniform",
     images: Images = 0.0,
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write size.nc and size.json there.")
+        Path | None,
+        typer.Option(metavar="DIR", help="Write size.nc, size.json and commands there."),
+    ] = None,
+    export: Annotated[
+        str | None,
+        typer.Option(
+            metavar="vllm|sglang|trtllm", help="Tell the commands of the smallest deployment."
+        ),
     ] = None,
     prefill: Prefill = None,
     decode: Decode = None,
@@ -619,13 +626,16 @@ def size(
     For each chip: chips and whole nodes, power and rent, the plan of each replica, how much room it
     leaves, and what one step smaller would violate. Exit status 3 where none holds the limits.
     """
+    from perfmodel import _export_command
+
+    _export_command.check(export, None, {"--images": bool(images)})
     named = {"prefill": prefill, "decode": decode, "attention": attention, "ffn": ffn}
     if any(named.values()) or draft is not None or classes or trace or kv != "paged":
         from perfmodel import _system_command
 
         refuse(
             "of one pool and one class only", by=(by, "chips"), spare=(spare, 1), out=(out, None),
-            images=(images, 0),
+            images=(images, 0), export=(export, None),
         )  # fmt: skip
         asked = _system_command.asked(
             model, named, draft, acceptance, accepted_length, link, classes, precision,
@@ -647,9 +657,10 @@ def size(
         import perfmodel
 
         _ready()
+        network = perfmodel.load_model(model, assume_dense=assume_dense)
         try:
             found = perfmodel.size(
-                perfmodel.load_model(model, assume_dense=assume_dense), chip or "all",
+                network, chip or "all",
                 rate=rate, isl=isl, osl=osl, prefix_hit=prefix_hit,
                 slo_ttft=seconds(slo_ttft, "--slo-ttft"), slo_tpot=seconds(slo_tpot, "--slo-tpot"),
                 headroom=headroom, spare=spare, by=by, max_chips=max_chips, engine=engine,
@@ -661,13 +672,23 @@ def size(
             found, failed = error.found, error
     if found is not None:
         found = found.assign_attrs(_command(context))
+        made_by, smallest = found.attrs["command"], found
+        named_chips = [each for each in chip or [] if each != "all"]
+        scripts = None
+        if failed is None:
+            from perfmodel.export import of_size
+
+            scripts = _export_command.scripts(
+                export, lambda: of_size(network, named_chips, smallest, engine=engine)
+            )
         files = {} if out is None else report.save_size(found, out)
         if json:
-            _print_json(_json.size(found, files))
+            _print_json(_json.size(found, files) | _export_command.told(scripts, out, made_by))
         else:
             report.write(report.size_table(found))
             if files:
                 report.write("\n".join(f"wrote {path}" for path in files.values()))
+            _export_command.show(scripts, out, made_by)
     if failed is not None:
         raise failed
 

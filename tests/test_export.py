@@ -343,6 +343,33 @@ def test_keys_are_spread_over_ranks_that_hold_copies():
         export.export("sglang", of_pool(MIXTURE, "h200", cp=4))
 
 
+def test_the_smallest_deployment_is_the_first_in_its_formats():
+    read = {
+        "tp": 1, "pp": 1, "ep": 1, "attention_dp": 1, "cp": 1, "regions": 1, "offload": 0.0,
+        "batch": 70, "chunk": 4096, "replicas": 8, "running": 70.0, "e2e_s": 20.0,
+        "weight_bytes": 8e9, "activation_bytes": 0.1e9, "memory_margin": 0.66,
+    }  # fmt: skip
+    found = xr.Dataset(
+        {name: ("deployment", [value, value]) for name, value in read.items()}
+        | {"binding": ("deployment", ["links", "links"]), "obstacle": ("candidate", ["", ""])},
+        {
+            "chip": ("deployment", ["h200_sxm", "h100_sxm"]),
+            "precision": ("deployment", ["fp8"] * 2),
+        },
+        {"isl": 4000, "osl": 1000, "prefix_hit": 0.0},
+    )
+    made = export.of_size("llama-3.1-8b", ["h100", "h200"], found, engine="vllm")
+    assert [each.chip.name for each in made.servers] == ["h200_sxm"]
+    asked = server("vllm", made)
+    assert (asked["--quantization"], asked["--kv-cache-dtype"]) == ("fp8_per_tensor", "fp8")
+    assert bench("vllm", made)["--max-concurrency"] == "70"
+    own = found.assign_coords(precision=("deployment", ["bf16/bf16/fp8", "bf16"]))
+    asked = server("vllm", export.of_size("llama-3.1-8b", ["h200"], own, engine="vllm"))
+    assert "--quantization" not in asked and asked["--kv-cache-dtype"] == "fp8"
+    text = export.export("vllm", made)
+    assert "One of 8 equal replicas" in text.notes[0]
+
+
 @pytest.mark.slow
 def test_the_command_of_a_system(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(cli, "_ready", lambda: None)
