@@ -15,6 +15,7 @@ from perfmodel._servers import (
     Server,
     host,
     kv_heads,
+    latent,
     query_heads,
     refuse,
 )
@@ -85,6 +86,16 @@ def cache_format(server: Server, label: str, known: Mapping[str, str]) -> str:
     if kv not in known:
         raise refuse(label, f"no KV cache in {kv}", ", ".join(known))
     return known[kv]
+
+
+def check_narrow_cache(server: Server, model: Checkpoint, label: str) -> None:
+    """Refuses a KV cache of 4 bits that no attention kernel of vLLM or SGLang reads."""
+    if server.precision.kv != "nvfp4":
+        return
+    if latent(model.entry):
+        raise refuse(label, "no KV cache in nvfp4 of latent attention", "fp8")
+    if server.chip.sheet.identity["vendor"] != "NVIDIA":
+        raise refuse(label, f"no KV cache in nvfp4 on {server.chip.name}", "fp8")
 
 
 def check_hand_over(deployment: Deployment, label: str) -> None:

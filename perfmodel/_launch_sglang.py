@@ -5,6 +5,7 @@ from perfmodel._launch import (
     cache_format,
     check_hand_over,
     check_key_ranks,
+    check_narrow_cache,
     check_own_draft,
     devices,
     entrance,
@@ -26,6 +27,7 @@ from perfmodel._servers import (
     scripts,
     url,
 )
+from perfmodel.models.compressed import CompressedAttention
 
 PAGE = 64
 """Tokens of a page of keys and values, of the attention kernels that have the largest [token]."""
@@ -35,6 +37,8 @@ def commands(deployment: Deployment, label: str) -> dict[str, str]:
     for server in deployment.servers:
         whole_nodes(server, label)
         check_key_ranks(server, deployment.model, label)
+        check_narrow_cache(server, deployment.model, label)
+        _check_cache(server, deployment, label)
         if deployment.draft is not None and server.attention_dp > 1:
             raise refuse(label, "a draft model and attention data parallelism exclude each other")
         if deployment.draft_tokens and server.pp > 1:
@@ -95,6 +99,24 @@ def commands(deployment: Deployment, label: str) -> dict[str, str]:
         ],
     )  # fmt: skip
     return scripts(found, texts)
+
+
+def _check_cache(server: Server, deployment: Deployment, label: str) -> None:
+    """Refuses KV caches that SGLang keeps on some chips, or for some networks, only."""
+    kv = server.precision.kv
+    compressed = any(
+        isinstance(block.body, CompressedAttention)
+        for block in deployment.model.entry.model.attention
+    )
+    if compressed and kv != "fp8":
+        raise refuse(label, f"no KV cache in {kv} of compressed attention", "fp8")
+    if kv != "nvfp4":
+        return
+    if not server.chip.sheet.identity["generation"].startswith("blackwell"):
+        raise refuse(label, f"no KV cache in nvfp4 on {server.chip.name}", "fp8")
+    if deployment.draft is not None or deployment.apart:
+        told = "beside a draft model" if deployment.draft is not None else "that is handed over"
+        raise refuse(label, f"no KV cache in nvfp4 {told}", "fp8")
 
 
 def _port(process: Process) -> int:

@@ -6,6 +6,7 @@ from perfmodel._launch import (
     cache_format,
     check_hand_over,
     check_key_ranks,
+    check_narrow_cache,
     check_own_draft,
     devices,
     entrance,
@@ -82,6 +83,7 @@ def commands(deployment: Deployment, label: str) -> dict[str, str]:
 def _checks(deployment: Deployment, server: Server, label: str) -> None:
     whole_nodes(server, label)
     check_key_ranks(server, deployment.model, label)
+    check_narrow_cache(server, deployment.model, label)
     if server.ep not in (1, server.tp):
         told = (
             f"spreads experts over all {server.tp} chips of a stage or none, not over {server.ep}"

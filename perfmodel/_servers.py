@@ -12,6 +12,8 @@ from perfmodel.chips import Chip
 from perfmodel.errors import InputError
 from perfmodel.formats import PrecisionName
 from perfmodel.models.catalogue import ModelEntry
+from perfmodel.models.compressed import CompressedAttention
+from perfmodel.models.mla import LatentAttention
 from perfmodel.models.recurrent import Recurrent
 
 LOCAL = "127.0.0.1"
@@ -252,6 +254,12 @@ def query_heads(model: ModelEntry) -> int:
     """Returns the heads of queries that share a head of keys, 1 where a layer keeps no keys."""
     bodies = [block.body for block in model.model.attention]
     return max(int(getattr(b, "heads", 1)) // int(getattr(b, "kv_heads", 1)) for b in bodies)
+
+
+def latent(model: ModelEntry) -> bool:
+    """Returns whether layers keep latents instead of keys."""
+    kinds = (LatentAttention, CompressedAttention)
+    return any(isinstance(block.body, kinds) for block in model.model.attention)
 
 
 def recurrent(model: ModelEntry) -> bool:

@@ -418,6 +418,25 @@ REFUSED = {
     "a format": ("vllm", lambda: of_pool(formats={"weights": "int8"}), "makes no int8/int8 of"),
     "a format on loading": ("trtllm", lambda: of_pool(formats={"weights": "fp8"}), "fp8/fp8 of"),
     "a cache": ("sglang", lambda: of_pool(formats={"kv": "int8"}), "no KV cache in int8"),
+    "4 bits of latents": (
+        "vllm", lambda: of_pool("deepseek-v3", "b200", formats={"kv": "nvfp4"}),
+        "no KV cache in nvfp4 of latent attention (nearest: fp8)",
+    ),
+    "4 bits of another vendor": (
+        "vllm", lambda: of_pool(chip="mi355x", formats={"kv": "nvfp4"}), "nvfp4 on mi355x"
+    ),
+    "4 bits of Hopper": (
+        "sglang", lambda: of_pool(formats={"kv": "nvfp4"}), "nvfp4 on h100_sxm"
+    ),
+    "4 bits handed over": (
+        "sglang",
+        lambda: of_system({"prefill": "b200:tp=4,kv=nvfp4", "decode": "b200:tp=4,kv=nvfp4"}),
+        "nvfp4 that is handed over",
+    ),
+    "16 bits of compressed keys": (
+        "sglang", lambda: of_pool("deepseek-v4-flash", "b200", formats={"kv": "bf16"}),
+        "no KV cache in bf16 of compressed attention",
+    ),
     "two caches": (
         "vllm", lambda: of_system({"prefill": "h100:tp=8,kv=fp8", "decode": "h100:tp=8"}),
         "one KV format, not fp8 and bf16",
