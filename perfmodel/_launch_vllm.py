@@ -84,6 +84,12 @@ def _checks(deployment: Deployment, server: Server, label: str) -> None:
     whole_nodes(server, label)
     check_key_ranks(server, deployment.model, label)
     check_narrow_cache(server, deployment.model, label)
+    bodies = [block.body for block in deployment.model.entry.model.attention]
+    newest = server.chip.sheet.identity["generation"].startswith("blackwell")
+    if server.precision.kv == "nvfp4" and not newest:
+        if any(float(getattr(body, "sinks", 0.0)) > 0.0 for body in bodies):
+            told = f"no KV cache in nvfp4 of attention with sinks on {server.chip.name}"
+            raise refuse(label, told, "fp8")
     if server.ep not in (1, server.tp):
         told = (
             f"spreads experts over all {server.tp} chips of a stage or none, not over {server.ep}"

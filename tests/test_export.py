@@ -428,6 +428,9 @@ REFUSED = {
     "4 bits of Hopper": (
         "sglang", lambda: of_pool(formats={"kv": "nvfp4"}), "nvfp4 on h100_sxm"
     ),
+    "4 bits with sinks": (
+        "vllm", lambda: of_pool("gpt-oss-120b", formats={"kv": "nvfp4"}), "attention with sinks on"
+    ),
     "4 bits handed over": (
         "sglang",
         lambda: of_system({"prefill": "b200:tp=4,kv=nvfp4", "decode": "b200:tp=4,kv=nvfp4"}),
