@@ -1,20 +1,31 @@
 """The option `--export`: what is told of exported scripts, and where they are written."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from perfmodel.errors import InputError
 
 if TYPE_CHECKING:
     from perfmodel.export import Deployment, Export
 
 
-def check(engine: str | None, trace: str | None) -> None:
-    """Raises InputError for an engine that is not known; before anything is evaluated."""
-    if engine is not None and trace is None:
-        from perfmodel import export
+def check(engine: str | None, trace: str | None, others: Mapping[str, bool]) -> None:
+    """Raises InputError for an engine that is not known, or what no engine is told.
 
+    Before anything is evaluated. Args: `others`, options of the estimate that neither servers nor
+    benchmarks have, and whether they are used.
+    """
+    if engine is None:
+        return
+    from perfmodel import export
+
+    if trace is None:
         export.documented(engine)
+    for option, used in others.items():
+        if used:
+            raise InputError(f"--export: commands know no {option} (nearest: leave it out)")
 
 
 def scripts(engine: str | None, deployment: "Callable[[], Deployment]") -> "Export | None":

@@ -15,6 +15,8 @@ from perfmodel._servers import (
     Server,
     host,
     kv_heads,
+    latent,
+    query_heads,
     refuse,
 )
 from perfmodel.errors import shorten
@@ -37,12 +39,23 @@ def whole_nodes(server: Server, label: str) -> None:
 
 
 def check_key_ranks(server: Server, model: Checkpoint, label: str) -> None:
-    """Refuses keys spread over more ranks than hold copies of them."""
-    copies = max(server.tp // server.attention_dp // kv_heads(model.entry), 1)
+    """Refuses keys spread over more ranks than hold copies of them, or over an uneven part."""
+    group = server.tp // server.attention_dp
+    copies = max(group // kv_heads(model.entry), 1)
     if server.cp > copies:
         raise refuse(
             label, f"cp {server.cp} exceeds the {copies} copies of each key head", str(copies)
         )
+    shared = query_heads(model.entry)
+    if group % server.cp or shared % server.cp:
+        told = f"cp {server.cp} does not divide {group} ranks and {shared} query heads of a key"
+        raise refuse(label, told, "cp 1")
+
+
+def check_own_draft(deployment: Deployment, label: str) -> None:
+    """Refuses draft layers that neither vLLM nor SGLang load."""
+    if deployment.own_draft and "minimax-m2" in deployment.model.path.lower():
+        raise refuse(label, "loads no draft layers of MiniMax-M2", "--draft MODEL")
 
 
 def quantised(
@@ -75,6 +88,16 @@ def cache_format(server: Server, label: str, known: Mapping[str, str]) -> str:
     return known[kv]
 
 
+def check_narrow_cache(server: Server, model: Checkpoint, label: str) -> None:
+    """Refuses a KV cache of 4 bits that no attention kernel of vLLM or SGLang reads."""
+    if server.precision.kv != "nvfp4":
+        return
+    if latent(model.entry):
+        raise refuse(label, "no KV cache in nvfp4 of latent attention", "fp8")
+    if server.chip.sheet.identity["vendor"] != "NVIDIA":
+        raise refuse(label, f"no KV cache in nvfp4 on {server.chip.name}", "fp8")
+
+
 def check_hand_over(deployment: Deployment, label: str) -> None:
     """Refuses pools between which keys and values cannot be handed over as they are."""
     if len({server.precision.kv for server in deployment.servers}) > 1:
@@ -92,6 +115,12 @@ def own_tokens(deployment: Deployment) -> int:
 def per_group(server: Server) -> int:
     """Returns requests of an attention group."""
     return -(-server.sequences // server.attention_dp)
+
+
+def step_tokens(server: Server, deployment: Deployment) -> int:
+    """Returns tokens that a step of an attention group must hold: a chunk, or one token of each
+    request with its drafted ones."""
+    return max(server.chunk, per_group(server) * (1 + deployment.draft_tokens))
 
 
 def devices(process: Process) -> dict[str, object]:

@@ -5,6 +5,8 @@ from perfmodel._launch import (
     cache_format,
     check_hand_over,
     check_key_ranks,
+    check_narrow_cache,
+    check_own_draft,
     devices,
     entrance,
     own_tokens,
@@ -17,6 +19,7 @@ from perfmodel._servers import (
     Deployment,
     Flag,
     Process,
+    Server,
     Shell,
     command,
     processes,
@@ -24,14 +27,23 @@ from perfmodel._servers import (
     scripts,
     url,
 )
+from perfmodel.models.compressed import CompressedAttention
+
+PAGE = 64
+"""Tokens of a page of keys and values, of the attention kernels that have the largest [token]."""
 
 
 def commands(deployment: Deployment, label: str) -> dict[str, str]:
     for server in deployment.servers:
         whole_nodes(server, label)
         check_key_ranks(server, deployment.model, label)
+        check_narrow_cache(server, deployment.model, label)
+        _check_cache(server, deployment, label)
         if deployment.draft is not None and server.attention_dp > 1:
             raise refuse(label, "a draft model and attention data parallelism exclude each other")
+        if deployment.draft_tokens and server.pp > 1:
+            raise refuse(label, "drafts and pipeline stages exclude each other", "pp 1")
+    check_own_draft(deployment, label)
     if deployment.apart:
         check_hand_over(deployment, label)
         if deployment.servers[0].chip.sheet.identity["vendor"] != "NVIDIA":
@@ -81,10 +93,30 @@ def commands(deployment: Deployment, label: str) -> dict[str, str]:
         ["python", "-m", "sglang.benchmark.serving"],
         [
             ("--backend", "sglang"), *where, ("--model", deployment.model.path), *data,
+            # Token ids are sent, so that prompts are as long as asked for.
+            ("--tokenize-prompt", None),
             ("--max-concurrency", deployment.concurrency), ("--num-prompts", prompts),
         ],
     )  # fmt: skip
     return scripts(found, texts)
+
+
+def _check_cache(server: Server, deployment: Deployment, label: str) -> None:
+    """Refuses KV caches that SGLang keeps on some chips, or for some networks, only."""
+    kv = server.precision.kv
+    compressed = any(
+        isinstance(block.body, CompressedAttention)
+        for block in deployment.model.entry.model.attention
+    )
+    if compressed and kv != "fp8":
+        raise refuse(label, f"no KV cache in {kv} of compressed attention", "fp8")
+    if kv != "nvfp4":
+        return
+    if not server.chip.sheet.identity["generation"].startswith("blackwell"):
+        raise refuse(label, f"no KV cache in nvfp4 on {server.chip.name}", "fp8")
+    if deployment.draft is not None or deployment.apart:
+        told = "beside a draft model" if deployment.draft is not None else "that is handed over"
+        raise refuse(label, f"no KV cache in nvfp4 {told}", "fp8")
 
 
 def _port(process: Process) -> int:
@@ -93,6 +125,11 @@ def _port(process: Process) -> int:
 
 def _bootstrap(process: Process) -> int:
     return 8998 + process.index
+
+
+def _chunk(server: Server) -> int:
+    """Returns the prompt tokens of a step in whole pages, of which a step must be made."""
+    return max(server.chunk // PAGE * PAGE, PAGE)
 
 
 def _flags(deployment: Deployment, process: Process, label: str) -> list[Flag]:
@@ -119,21 +156,23 @@ def _flags(deployment: Deployment, process: Process, label: str) -> list[Flag]:
         ("--context-length", server.length),
         # Of all attention groups, who share both.
         ("--max-running-requests", per_group(server) * server.attention_dp),
-        ("--chunked-prefill-size", server.chunk * server.attention_dp),
+        ("--chunked-prefill-size", _chunk(server) * server.attention_dp),
         ("--mem-fraction-static", server.static),
         ("--kv-cache-dtype", cache_format(server, label, cache)),
     ]
     if made is not None:
         flags.append(("--quantization", made))
-    if deployment.draft is not None:
+    if deployment.draft_tokens:
+        # The network's own draft layers are those of the checkpoint.
         flags += [
-            ("--speculative-algorithm", "STANDALONE"),
-            ("--speculative-draft-model-path", deployment.draft.path),
+            ("--speculative-algorithm", "EAGLE" if deployment.own_draft else "STANDALONE"),
             ("--speculative-num-steps", deployment.draft_tokens),
             ("--speculative-eagle-topk", 1),
             # The drafted ones and the one before them.
             ("--speculative-num-draft-tokens", deployment.draft_tokens + 1),
         ]
+    if deployment.draft is not None:
+        flags.append(("--speculative-draft-model-path", deployment.draft.path))
         made = quantised(deployment.draft, server, label, online)
         if made is not None:
             flags.append(("--speculative-draft-model-quantization", made))

@@ -9,6 +9,7 @@ from perfmodel._launch import (
     per_group,
     quantised,
     random_prompts,
+    step_tokens,
 )
 from perfmodel._servers import (
     LOCAL,
@@ -23,6 +24,9 @@ from perfmodel._servers import (
     refuse,
     scripts,
 )
+
+_BLOCK = 32
+"""Tokens of a block of keys and values, as the engine makes it unless told [token]."""
 
 
 def commands(deployment: Deployment, label: str) -> dict[str, str]:
@@ -43,9 +47,9 @@ def commands(deployment: Deployment, label: str) -> dict[str, str]:
             ("--pp_size", server.pp),
             *([("--ep_size", server.ep)] if server.ep > 1 else []),
             ("--max_batch_size", per_group(server)),
-            ("--max_num_tokens", max(server.chunk, per_group(server))),
+            ("--max_num_tokens", step_tokens(server, deployment)),
             ("--max_seq_len", server.length),
-            ("--extra_llm_api_options", options),
+            ("--config", options),
         ]
         start = command(["trtllm-serve", deployment.model.path], flags, devices(process))
         texts[process.file] = here(options, _options(deployment, server, label)) + "\n" + start
@@ -63,8 +67,13 @@ def commands(deployment: Deployment, label: str) -> dict[str, str]:
         texts["disaggregated.sh"] = f"{written}\n{begin}"
     texts["bench.sh"] = command(
         ["python", "-m", "tensorrt_llm.serve.scripts.benchmark_serving"],
-        [("--backend", "openai"), ("--host", LOCAL), ("--port", 8000), *random_prompts(deployment)],
-    )
+        [
+            ("--backend", "openai"), ("--host", LOCAL), ("--port", 8000),
+            *random_prompts(deployment),
+            # Else prompts are cut from a data set that has to be downloaded, and sent as text.
+            ("--random-ids", None), ("--tokenize-on-client", None),
+        ],
+    )  # fmt: skip
     return scripts(found, texts)
 
 
@@ -88,8 +97,10 @@ def _checks(deployment: Deployment, server: Server, label: str) -> None:
         raise refuse(label, told + str(server.attention_dp), f"attention_dp {server.tp}")
     if deployment.draft is not None:
         quantised(deployment.draft, server, label, {})
-        if deployment.apart:
-            raise refuse(label, "no draft model where prefill and decode are apart")
+    if deployment.draft_tokens and deployment.apart:
+        raise refuse(label, "no drafts where prefill and decode are apart")
+    if deployment.own_draft and "deepseek" not in deployment.model.path.lower():
+        raise refuse(label, "drafts with the own layers of DeepSeek's checkpoints only")
 
 
 def _options(deployment: Deployment, server: Server, label: str) -> list[str]:
@@ -111,13 +122,21 @@ def _options(deployment: Deployment, server: Server, label: str) -> list[str]:
             "speculative_config:",
             "  decoding_type: DraftTarget",
             f"  max_draft_len: {deployment.draft_tokens}",
-            f"  speculative_model_dir: {json.dumps(deployment.draft.path)}",
+            f"  speculative_model: {json.dumps(deployment.draft.path)}",
+        ]
+    elif deployment.own_draft:
+        lines += [
+            "speculative_config:",
+            "  decoding_type: MTP",
+            f"  max_draft_len: {deployment.draft_tokens}",
+            f"  num_nextn_predict_layers: {deployment.draft_tokens}",
         ]
     if deployment.apart:
         lines += [
             "cache_transceiver_config:",
             "  backend: UCX",
-            f"  max_tokens_in_buffer: {server.length}",
+            # Of whole blocks of keys and values.
+            f"  max_tokens_in_buffer: {-(-server.length // _BLOCK) * _BLOCK}",
         ]
     if deployment.draft is not None or server.role == "prefill":
         lines.append("disable_overlap_scheduler: true")

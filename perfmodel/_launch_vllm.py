@@ -6,11 +6,14 @@ from perfmodel._launch import (
     cache_format,
     check_hand_over,
     check_key_ranks,
+    check_narrow_cache,
+    check_own_draft,
     devices,
     entrance,
     per_group,
     quantised,
     random_prompts,
+    step_tokens,
     whole_nodes,
 )
 from perfmodel._servers import (
@@ -21,18 +24,20 @@ from perfmodel._servers import (
     Server,
     command,
     host,
-    hybrid,
     processes,
+    recurrent,
     refuse,
     scripts,
 )
 
+_ONLINE = {("fp8", "fp8"): "fp8_per_tensor"}
 _PROXY = "tests/v1/kv_connector/nixl_integration/toy_proxy_server.py"
 
 
 def commands(deployment: Deployment, label: str) -> dict[str, str]:
     for server in deployment.servers:
         _checks(deployment, server, label)
+    check_own_draft(deployment, label)
     if deployment.apart:
         check_hand_over(deployment, label)
     found = processes(deployment)
@@ -46,6 +51,9 @@ def commands(deployment: Deployment, label: str) -> dict[str, str]:
             flags.append(("--kv-transfer-config", json.dumps(transfer)))
             environment["VLLM_NIXL_SIDE_CHANNEL_HOST"] = host(process.host)
             environment["VLLM_NIXL_SIDE_CHANNEL_PORT"] = _port(process, side=True)
+            if recurrent(deployment.model.entry):
+                # The only layout of convolution states that the connector hands over.
+                environment["VLLM_SSM_CONV_STATE_LAYOUT"] = "DS"
         texts[process.file] = command(["vllm", "serve", deployment.model.path], flags, environment)
     front = 8192 if deployment.apart else 8000
     if deployment.apart:
@@ -75,6 +83,13 @@ def commands(deployment: Deployment, label: str) -> dict[str, str]:
 def _checks(deployment: Deployment, server: Server, label: str) -> None:
     whole_nodes(server, label)
     check_key_ranks(server, deployment.model, label)
+    check_narrow_cache(server, deployment.model, label)
+    bodies = [block.body for block in deployment.model.entry.model.attention]
+    newest = server.chip.sheet.identity["generation"].startswith("blackwell")
+    if server.precision.kv == "nvfp4" and not newest:
+        if any(float(getattr(body, "sinks", 0.0)) > 0.0 for body in bodies):
+            told = f"no KV cache in nvfp4 of attention with sinks on {server.chip.name}"
+            raise refuse(label, told, "fp8")
     if server.ep not in (1, server.tp):
         told = (
             f"spreads experts over all {server.tp} chips of a stage or none, not over {server.ep}"
@@ -89,9 +104,9 @@ def _checks(deployment: Deployment, server: Server, label: str) -> None:
                 f"{server.attention_dp} attention groups do not fall on {server.nodes} whole nodes"
             )
             raise refuse(label, told)
-    if deployment.apart and server.pp > 1 and hybrid(deployment.model.entry):
-        told = "hands over no caches of several kinds between pipeline stages"
-        raise refuse(label, told, "pp 1")
+    if deployment.apart and server.pp > 1:
+        # Decoding servers read from the first stage alone.
+        raise refuse(label, "hands over no caches of pipeline stages", "pp 1")
 
 
 def _port(process: Process, side: bool = False) -> int:
@@ -105,9 +120,8 @@ def _port(process: Process, side: bool = False) -> int:
 
 def _flags(deployment: Deployment, process: Process, label: str) -> list[Flag]:
     server = process.server
-    online = {("fp8", "fp8"): "fp8_per_tensor"}
     cache = {"bf16": "bfloat16", "fp8": "fp8", "nvfp4": "nvfp4"}
-    made = quantised(deployment.model, server, label, online)
+    made = quantised(deployment.model, server, label, _ONLINE)
     flags: list[Flag] = [("--tensor-parallel-size", server.tp // server.attention_dp)]
     if server.pp > 1:
         flags.append(("--pipeline-parallel-size", server.pp))
@@ -124,7 +138,7 @@ def _flags(deployment: Deployment, process: Process, label: str) -> list[Flag]:
         ("--port", _port(process)),
         ("--max-model-len", server.length),
         ("--max-num-seqs", sequences),
-        ("--max-num-batched-tokens", max(server.chunk, sequences)),
+        ("--max-num-batched-tokens", step_tokens(server, deployment)),
         ("--gpu-memory-utilization", server.fraction),
         ("--kv-cache-dtype", cache_format(server, label, cache)),
     ]
@@ -132,17 +146,22 @@ def _flags(deployment: Deployment, process: Process, label: str) -> list[Flag]:
         flags.append(("--quantization", made))
     if deployment.shared:
         flags.append(("--enable-prefix-caching", None))
-    if deployment.draft is not None:
-        guess: dict[str, object] = {
-            "method": "draft_model",
-            "model": deployment.draft.path,
-            "num_speculative_tokens": deployment.draft_tokens,
-        }
-        made = quantised(deployment.draft, server, label, online)
-        flags.append(
-            ("--speculative-config", json.dumps(guess | ({"quantization": made} if made else {})))
-        )
+    if deployment.draft_tokens:
+        flags.append(("--speculative-config", json.dumps(_draft(deployment, server, label))))
     return flags
+
+
+def _draft(deployment: Deployment, server: Server, label: str) -> dict[str, object]:
+    guess = deployment.draft
+    if guess is None:
+        return {"method": "mtp", "num_speculative_tokens": deployment.draft_tokens}
+    asked: dict[str, object] = {
+        "method": "draft_model",
+        "model": guess.path,
+        "num_speculative_tokens": deployment.draft_tokens,
+    }
+    made = quantised(guess, server, label, _ONLINE)
+    return asked | ({"quantization": made} if made else {})
 
 
 def _nodes(process: Process) -> list[Flag]:
@@ -156,9 +175,11 @@ def _nodes(process: Process) -> list[Flag]:
             *flags,
         ]
     here_ = server.attention_dp // server.nodes
+    if process.node > 0:
+        # On the first node it would mean that this node balances its own groups only.
+        flags.append(("--data-parallel-start-rank", here_ * process.node))
     return [
         ("--data-parallel-size-local", here_),
-        ("--data-parallel-start-rank", here_ * process.node),
         ("--data-parallel-address", host(process.head)),
         ("--data-parallel-rpc-port", 13345),
         *flags,

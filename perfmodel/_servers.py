@@ -12,6 +12,9 @@ from perfmodel.chips import Chip
 from perfmodel.errors import InputError
 from perfmodel.formats import PrecisionName
 from perfmodel.models.catalogue import ModelEntry
+from perfmodel.models.compressed import CompressedAttention
+from perfmodel.models.mla import LatentAttention
+from perfmodel.models.recurrent import Recurrent
 
 LOCAL = "127.0.0.1"
 
@@ -85,7 +88,8 @@ class Deployment:
     """What is to be started and measured.
 
     Fields: the checkpoint, servers by role, prompt and output tokens, tokens of the prompt that
-    requests `share`, `concurrency` of what is started, the draft's checkpoint and tokens drafted.
+    requests `share`, `concurrency` of what is started, tokens drafted in a cycle (0 for none), and
+    the draft's checkpoint (None where the network's own draft layers draft).
     """
 
     model: Checkpoint
@@ -96,6 +100,11 @@ class Deployment:
     concurrency: int
     draft: Checkpoint | None = None
     draft_tokens: int = 0
+
+    @property
+    def own_draft(self) -> bool:
+        """Whether the network's own draft layers draft (multi-token prediction)."""
+        return self.draft_tokens > 0 and self.draft is None
 
     @property
     def apart(self) -> bool:
@@ -239,6 +248,23 @@ def scripts(found: Sequence[Process], commands: Mapping[str, str]) -> dict[str, 
 def kv_heads(model: ModelEntry) -> int:
     """Returns the heads of keys of a network, 1 where all heads share them."""
     return max(int(getattr(block.body, "kv_heads", 1)) for block in model.model.attention)
+
+
+def query_heads(model: ModelEntry) -> int:
+    """Returns the heads of queries that share a head of keys, 1 where a layer keeps no keys."""
+    bodies = [block.body for block in model.model.attention]
+    return max(int(getattr(b, "heads", 1)) // int(getattr(b, "kv_heads", 1)) for b in bodies)
+
+
+def latent(model: ModelEntry) -> bool:
+    """Returns whether layers keep latents instead of keys."""
+    kinds = (LatentAttention, CompressedAttention)
+    return any(isinstance(block.body, kinds) for block in model.model.attention)
+
+
+def recurrent(model: ModelEntry) -> bool:
+    """Returns whether layers keep a state instead of keys."""
+    return any(isinstance(block.body, Recurrent) for block in model.model.attention)
 
 
 def hybrid(model: ModelEntry) -> bool:

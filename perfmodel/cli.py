@@ -215,13 +215,21 @@ def estimate(
     """
     from perfmodel import _export_command
 
-    _export_command.check(export, trace)
+    kv, policy = kv_options(kv)
+    unknown = {
+        "--images": bool(traffic.images),
+        "--class": bool(traffic.classes),
+        "--batching": batching != "continuous",
+        "--kv reserved": policy not in ("", "paged"),
+        "--draft-candidates": pools.draft_candidates != 1.0,
+        "--trace": trace is not None and is_table(trace),
+    }
+    _export_command.check(export, trace, unknown)
     if trace is not None and not is_table(trace):
         _estimate_function(context, trace, shape or [], model, json)
         return
     if shape:
         raise InputError("--shape: it is of the function that --trace names")
-    kv, policy = kv_options(kv)
     refuse_unused(context, pools, traffic, trace)
     if simulate < 0:
         raise InputError(f"--simulate: requests to follow, at least 1, not {simulate}")
@@ -517,7 +525,16 @@ def size(
     price: Prices = None,
     pools: Pools = _POOLS,
     out: Annotated[
-        Path | None, option(OUTPUT, metavar="DIR", help="Write size.nc and size.json there.")
+        Path | None,
+        option(OUTPUT, metavar="DIR", help="Write size.nc, size.json and commands there."),
+    ] = None,
+    export: Annotated[
+        str | None,
+        option(
+            OUTPUT,
+            metavar="vllm|sglang|trtllm",
+            help="Tell the commands of the smallest deployment.",
+        ),
     ] = None,
     assume_dense: Dense = False,
     json: Json = False,
@@ -527,6 +544,9 @@ def size(
     For each chip: chips and whole nodes, power and rent, the plan of each replica, how much room it
     leaves, and what one step smaller would violate. Exit status 3 where none holds the limits.
     """
+    from perfmodel import _export_command
+
+    _export_command.check(export, None, {"--images": bool(traffic.images)})
     refuse_unused(context, pools, traffic, trace)
     asked_for: dict[str, Any] = dict(
         rate=rate, headroom=headroom, max_chips=max_chips, engine=engine, price=price_table(price),
@@ -537,7 +557,7 @@ def size(
     if systems_asked(pools, traffic, trace, batching, kv) or simulate:
         from perfmodel import _system_command
 
-        refuse(context, "of one pool and one class only", "by", "spare", "out", "images")
+        refuse(context, "of one pool and one class only", "by", "spare", "out", "images", "export")
         asked = _system_command.Asked(
             model, pools, traffic, _system_command.formats(precision), trace=trace,
             batching=batching, kv=kv, searched=True, simulate=simulate, assume_dense=assume_dense,
@@ -553,9 +573,10 @@ def size(
         import perfmodel
 
         _ready()
+        network = perfmodel.load_model(model, assume_dense=assume_dense)
         try:
             found = perfmodel.size(
-                perfmodel.load_model(model, assume_dense=assume_dense), chip or "all",
+                network, chip or "all",
                 spare=spare, by=by, images=traffic.images or None, **asked_for, **extra,
             )  # fmt: skip
             failed = None
@@ -563,13 +584,23 @@ def size(
             found, failed = error.found, error
     if found is not None:
         found = found.assign_attrs(_command(context))
+        made_by, smallest = found.attrs["command"], found
+        named_chips = [each for each in chip or [] if each != "all"]
+        scripts = None
+        if failed is None:
+            from perfmodel.export import of_size
+
+            scripts = _export_command.scripts(
+                export, lambda: of_size(network, named_chips, smallest, engine=engine)
+            )
         files = {} if out is None else report.save_size(found, out)
         if json:
-            _print_json(_json.size(found, files))
+            _print_json(_json.size(found, files) | _export_command.told(scripts, out, made_by))
         else:
             report.write(report.size_table(found))
             if files:
                 report.write("\n".join(f"wrote {path}" for path in files.values()))
+            _export_command.show(scripts, out, made_by)
     if failed is not None:
         raise failed
 

@@ -1,9 +1,9 @@
 """A plan as the commands that start it with an engine, and the benchmark that measures it.
 
-`of_pool` and `of_system` read a `Deployment` from a result, `export` writes it for an engine: a
-command for each server (`vllm serve`, `sglang.launch_server`, `trtllm-serve`), what stands before
-servers of prefill and decode, and a benchmark with the lengths, concurrency and shared prefix of
-the estimate. What the engine cannot do is refused in one line.
+`of_pool`, `of_size` and `of_system` read a `Deployment` from a result, `export` writes it for an
+engine: a command for each server (`vllm serve`, `sglang.launch_server`, `trtllm-serve`), what
+stands before servers of prefill and decode, and a benchmark with the lengths, concurrency and
+shared prefix of the estimate. What the engine cannot do is refused in one line.
 
 Requests are limited to a length that the KV pool of the estimate holds, and engines take the memory
 that the estimate took: `gpu-memory-utilization` is the profile's share, and where an engine counts
@@ -14,7 +14,7 @@ import dataclasses
 import math
 import os
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,7 @@ ENGINES: Mapping[str, Callable[[Deployment, str], dict[str, str]]] = {
 }
 """Engines that a deployment can be written for."""
 
+_FORMATS = ("weights", "activations", "kv")
 _SUFFIXES = ("FP8", "FP4", "INT4", "INT8", "AWQ", "GPTQ")
 
 
@@ -179,13 +180,32 @@ def of_pool(
     return _deployment(network, (server,), found, int(read["batch"]))
 
 
+def of_size(
+    model: ModelLike, given: Sequence[ChipLike], found: xr.Dataset, *, engine: EngineLike
+) -> Deployment:
+    """Returns the smallest deployment that `perfmodel.size` has found.
+
+    Args: chips as `given` to `size`, and its `engine`.
+    """
+    network, point = question.find_model(model), found.isel(deployment=0)
+    name, label = str(point["chip"].item()), str(point["precision"].item())
+    asked = [each if isinstance(each, Chip) else chips.load_chip(each) for each in given]
+    entry = next((each for each in asked if each.name == name), None) or chips.load_chip(name)
+    formats: dict[str, str] = {}
+    if label != str(network.precision):
+        parts = label.split("/")
+        parts = parts if len(parts) == len(_FORMATS) else parts * len(_FORMATS)
+        formats = dict(zip(_FORMATS, parts, strict=True))
+    return of_pool(network, entry, point, engine=engine, **formats)
+
+
 def of_system(
     made: SystemAsked, found: xr.Dataset, draft: ModelLike | None = None, tokens: float = 0.0
 ) -> Deployment:
     """Returns the deployment of a system that `perfmodel.systems` has found.
 
-    Args: `draft`, the draft model with the `tokens` of a cycle. Raises InputError for systems that
-    no engine serves, Infeasible where it cannot run.
+    Args: `draft`, the draft model or "mtp", with the `tokens` of a cycle. Raises InputError for
+    systems that no engine serves, Infeasible where it cannot run.
     """
     if not math.isfinite(found["e2e_s"].item()):
         raise Infeasible(f"--export: {found['binding'].item()}: nothing to start that runs")
@@ -214,8 +234,19 @@ def of_system(
     deployment = _deployment(model, servers, found, concurrency)
     if draft is None:
         return deployment
+    if draft == "eagle":
+        raise InputError("--export: an eagle head has no checkpoint to name (nearest: mtp)")
+    if draft == "mtp":
+        return dataclasses.replace(deployment, draft_tokens=int(tokens))
     guess = checkpoint(question.find_model(draft))
-    return dataclasses.replace(deployment, draft=guess, draft_tokens=int(tokens))
+    longest, needed = int(guess.entry.model.max_context), deployment.isl + deployment.osl
+    if needed > longest:
+        told = f"{needed:,} tokens exceed the context of the draft, {longest:,}"
+        raise InputError(f"--export: {told}")
+    servers = tuple(
+        dataclasses.replace(server, length=min(server.length, longest)) for server in servers
+    )
+    return dataclasses.replace(deployment, servers=servers, draft=guess, draft_tokens=int(tokens))
 
 
 def _whole(name: str, replicas: float) -> int:

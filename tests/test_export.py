@@ -90,6 +90,7 @@ def many(engine):
         of_system({"prefill": f"h100:tp=4,replicas=2,{pair}", "decode": f"h200:tp=8,{pair}"}),
         of_system({"prefill": f"h100:tp=2,{pair}", "decode": f"h100:tp=4,{pair}"}),
         of_system({"decode": f"h100:tp=8,{pair}"}, draft="llama-3.1-8b"),
+        of_system({"decode": "h200:tp=8"}, draft="mtp", model="deepseek-v3", tokens=1.0),
     ]
     if engine != "trtllm":
         found += [
@@ -100,6 +101,7 @@ def many(engine):
                 {"prefill": f"h100:tp=4,{pair}", "decode": f"h100:tp=4,{pair}"},
                 draft="llama-3.1-8b",
             ),
+            of_system({"prefill": "h100:tp=4", "decode": "h100:tp=4"}, model="qwen3-next-80b-a3b"),
         ]
     return found
 
@@ -278,8 +280,52 @@ def test_a_draft_on_the_same_pool():
     assert "  max_draft_len: 3\n" in text and "DraftTarget" in text
 
 
+def test_draft_layers_of_the_network_itself():
+    found = of_system(
+        {"decode": "h200:tp=8,ep=8,attention_dp=8"}, draft="mtp", model="deepseek-v3", tokens=1.0
+    )
+    asked = json.loads(server("vllm", found)["--speculative-config"])
+    assert asked == {"method": "mtp", "num_speculative_tokens": 1}
+    asked = server("sglang", found)
+    assert asked["--speculative-algorithm"] == "EAGLE"
+    assert "--speculative-draft-model-path" not in asked
+    text = export.export("trtllm", found).scripts["serve.sh"]
+    assert "  decoding_type: MTP\n" in text and "  num_nextn_predict_layers: 1\n" in text
+
+
+def test_a_step_holds_every_request_and_its_drafts():
+    # 32 requests, each with a token and 4 drafted ones.
+    found = of_system({"decode": "h100:tp=8,chunk=64"}, draft="llama-3.1-8b", tokens=4.0)
+    assert server("vllm", found)["--max-num-batched-tokens"] == "160"
+    assert server("trtllm", found)["--max_num_tokens"] == "160"
+    plain = of_pool(chunk=16)
+    assert server("vllm", plain)["--max-num-batched-tokens"] == "32"
+
+
+def test_tokens_come_in_whole_pages_and_blocks():
+    # SGLang's chunks are multiples of a page, TensorRT-LLM's buffers of a block.
+    chunks = {16: "64", 1000: "960", 2048: "2048"}
+    for chunk, written in chunks.items():
+        assert server("sglang", of_pool(chunk=chunk))["--chunked-prefill-size"] == written
+    apart = of_system({"prefill": "h100:tp=4", "decode": "h100:tp=4"})
+    text = export.export("trtllm", apart).scripts["decode-0.sh"]
+    # 5,256 tokens in blocks of 32.
+    assert "  max_tokens_in_buffer: 5280\n" in text
+
+
+def test_states_are_handed_over_in_the_layout_that_can_be():
+    pools = {"prefill": "h100:tp=4", "decode": "h100:tp=4"}
+    text = export.export("vllm", of_system(pools, model="qwen3-next-80b-a3b")).scripts
+    assert "VLLM_SSM_CONV_STATE_LAYOUT=DS" in text["prefill-0.sh"]
+    assert "STATE_LAYOUT" not in export.export("vllm", of_system(pools)).scripts["prefill-0.sh"]
+
+
 def test_a_replica_of_several_nodes():
     wide = of_pool("deepseek-v3", "h200", tp=16, ep=16, attention_dp=16)
+    # The first node has no start rank: it would balance its own groups only.
+    front = server("vllm", wide, "serve-node0.sh")
+    assert front["--data-parallel-size-local"] == "8" and "--headless" not in front
+    assert "--data-parallel-start-rank" not in front
     second = server("vllm", wide, "serve-node1.sh")
     assert second["--data-parallel-size-local"] == "8" and "--headless" in second
     assert second["--data-parallel-start-rank"] == "8"
@@ -295,6 +341,33 @@ def test_keys_are_spread_over_ranks_that_hold_copies():
     assert server("sglang", of_pool(MIXTURE, "h200", cp=2))["--dcp-size"] == "2"
     with pytest.raises(InputError, match="cp 4 exceeds the 2 copies"):
         export.export("sglang", of_pool(MIXTURE, "h200", cp=4))
+
+
+def test_the_smallest_deployment_is_the_first_in_its_formats():
+    read = {
+        "tp": 1, "pp": 1, "ep": 1, "attention_dp": 1, "cp": 1, "regions": 1, "offload": 0.0,
+        "batch": 70, "chunk": 4096, "replicas": 8, "running": 70.0, "e2e_s": 20.0,
+        "weight_bytes": 8e9, "activation_bytes": 0.1e9, "memory_margin": 0.66,
+    }  # fmt: skip
+    found = xr.Dataset(
+        {name: ("deployment", [value, value]) for name, value in read.items()}
+        | {"binding": ("deployment", ["links", "links"]), "obstacle": ("candidate", ["", ""])},
+        {
+            "chip": ("deployment", ["h200_sxm", "h100_sxm"]),
+            "precision": ("deployment", ["fp8"] * 2),
+        },
+        {"isl": 4000, "osl": 1000, "prefix_hit": 0.0},
+    )
+    made = export.of_size("llama-3.1-8b", ["h100", "h200"], found, engine="vllm")
+    assert [each.chip.name for each in made.servers] == ["h200_sxm"]
+    asked = server("vllm", made)
+    assert (asked["--quantization"], asked["--kv-cache-dtype"]) == ("fp8_per_tensor", "fp8")
+    assert bench("vllm", made)["--max-concurrency"] == "70"
+    own = found.assign_coords(precision=("deployment", ["bf16/bf16/fp8", "bf16"]))
+    asked = server("vllm", export.of_size("llama-3.1-8b", ["h200"], own, engine="vllm"))
+    assert "--quantization" not in asked and asked["--kv-cache-dtype"] == "fp8"
+    text = export.export("vllm", made)
+    assert "One of 8 equal replicas" in text.notes[0]
 
 
 @pytest.mark.slow
@@ -345,9 +418,58 @@ REFUSED = {
     "a format": ("vllm", lambda: of_pool(formats={"weights": "int8"}), "makes no int8/int8 of"),
     "a format on loading": ("trtllm", lambda: of_pool(formats={"weights": "fp8"}), "fp8/fp8 of"),
     "a cache": ("sglang", lambda: of_pool(formats={"kv": "int8"}), "no KV cache in int8"),
+    "4 bits of latents": (
+        "vllm", lambda: of_pool("deepseek-v3", "b200", formats={"kv": "nvfp4"}),
+        "no KV cache in nvfp4 of latent attention (nearest: fp8)",
+    ),
+    "4 bits of another vendor": (
+        "vllm", lambda: of_pool(chip="mi355x", formats={"kv": "nvfp4"}), "nvfp4 on mi355x"
+    ),
+    "4 bits of Hopper": (
+        "sglang", lambda: of_pool(formats={"kv": "nvfp4"}), "nvfp4 on h100_sxm"
+    ),
+    "4 bits with sinks": (
+        "vllm", lambda: of_pool("gpt-oss-120b", formats={"kv": "nvfp4"}), "attention with sinks on"
+    ),
+    "4 bits handed over": (
+        "sglang",
+        lambda: of_system({"prefill": "b200:tp=4,kv=nvfp4", "decode": "b200:tp=4,kv=nvfp4"}),
+        "nvfp4 that is handed over",
+    ),
+    "16 bits of compressed keys": (
+        "sglang", lambda: of_pool("deepseek-v4-flash", "b200", formats={"kv": "bf16"}),
+        "no KV cache in bf16 of compressed attention",
+    ),
     "two caches": (
         "vllm", lambda: of_system({"prefill": "h100:tp=8,kv=fp8", "decode": "h100:tp=8"}),
         "one KV format, not fp8 and bf16",
+    ),
+    "keys of uneven heads": (
+        "vllm", lambda: of_pool("qwen-2.5-7b", "h100", tp=8, cp=2), "7 query heads of a key"
+    ),
+    "stages that hand over": (
+        "vllm", lambda: of_system({"prefill": "h100:tp=2,pp=2", "decode": "h100:tp=4"}),
+        "hands over no caches of pipeline stages (nearest: pp 1)",
+    ),
+    "a draft and stages": (
+        "sglang",
+        lambda: of_system({"decode": "h100:tp=4,pp=2"}, draft="llama-3.1-8b"),
+        "drafts and pipeline stages exclude each other",
+    ),
+    "an eagle head": (
+        "vllm", lambda: of_system({"decode": "h100:tp=8"}, draft="eagle"),
+        "an eagle head has no checkpoint to name",
+    ),
+    "layers that are not loaded": (
+        "sglang", lambda: of_system({"decode": "h200:tp=8"}, draft="mtp", model="minimax-m2.5"),
+        "loads no draft layers of MiniMax-M2",
+    ),
+    "own layers": (
+        "trtllm", lambda: of_system({"decode": "h200:tp=8"}, draft="mtp", model="glm-4.6"),
+        "own layers of DeepSeek's checkpoints only",
+    ),
+    "a draft's context": (
+        "vllm", lambda: _long_draft(), "50,000 tokens exceed the context of the draft, 40,960",
     ),
     "two vendors": (
         "sglang", lambda: of_system({"prefill": "mi300x:tp=8", "decode": "h100:tp=8"}),
@@ -371,6 +493,22 @@ REFUSED = {
 }  # fmt: skip
 
 
+def _long_draft():
+    """Returns prompts longer than the context of the model that drafts."""
+    where, named = systems.table({"decode": "h100:tp=8"}, None)
+    spec = {"draft": "qwen3-0.6b", "spec": systems.acceptance(4.0, 0.8, None)}
+    made = systems.ask("qwen3-next-80b-a3b", named, where, batch=1, isl=40_000, osl=10_000, **spec)
+    found = xr.Dataset(
+        {
+            "e2e_s": 20.0, "running": 1.0, "binding": "links",
+            "pool_memory_margin": ("pool", [0.3]), "pool_weight_bytes": ("pool", [20e9]),
+        },
+        {"pool": list(made.pools)},
+        {"isl": 40_000, "osl": 10_000, "prefix_hit": 0.0, "batch": 1},
+    )  # fmt: skip
+    return export.of_system(made, found, "qwen3-0.6b", 4.0)
+
+
 def _model(name):
     from perfmodel.models.catalogue import load_model
 
@@ -384,6 +522,22 @@ def test_what_an_engine_cannot_do_is_refused_in_a_line(case):
         export.export(engine, make())
     line = str(caught.value)
     assert told in line and line.startswith("--export: ") and "\n" not in line and len(line) < 200
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--class", "chat=1000:100:1"],
+        ["--batching", "static"],
+        ["--kv", "reserved"],
+        ["--draft", "llama-3.1-8b", "--acceptance", "0.8", "--draft-candidates", "2"],
+        ["--images", "1"],
+    ],
+)
+def test_what_commands_do_not_know_is_refused_before_anything_runs(options, capsys):
+    asked = ["estimate", "llama-3.3-70b", "h100", "--tp", "8", "--export", "vllm"]
+    assert cli.main([*asked, *options]) == 2
+    assert "--export: commands know no --" in capsys.readouterr().err
 
 
 def test_what_cannot_run_is_not_exported():
