@@ -31,7 +31,7 @@ import numpy as np
 from jax import Array
 
 from perfmodel.plan import Engine, Load
-from perfmodel.relax import as_real, inverse, maximum, minimum
+from perfmodel.relax import as_real, floor, inverse, maximum, minimum
 
 
 def _nodes() -> tuple[np.ndarray, np.ndarray]:
@@ -92,6 +92,22 @@ def greed(load: Load, engine: Engine) -> Array:
     return minimum(2.0 * (1.0 - as_real(engine.reservation)), 1.0) * (1.0 - as_real(load.in_step))
 
 
+def _whole(fit: Array, deviation: Array) -> Array:
+    """Returns how often memory runs out over what it would if requests were no whole things.
+
+    Σ N(fit; m, deviation) over whole m: where memory is full with m that run, and their sizes
+    differ little, m + 1 do not fit. Its mean over `fit` is 1; that is also what is derived.
+    """
+    part = fit - floor(fit)
+    # Less is beyond what is known of the room for requests, and of the sum's terms.
+    squared = maximum(deviation, 0.12) ** 2
+    found = as_real(1.0)
+    for k in (1, 2, 3):
+        wave = jnp.cos(2.0 * np.pi * k * part)
+        found = found + 2.0 * wave * jnp.exp(-2.0 * np.pi**2 * k * k * squared)
+    return maximum(found, 0.0)
+
+
 def preemption(
     size: Sizes, live: Array, fit: Array, batch: Array, most: Array, rounds: Array, greedy: Array
 ) -> Preemption:
@@ -105,33 +121,33 @@ def preemption(
     """
     seats = minimum(batch, most)
     # One always fits, or the plan is infeasible, and one alone has nobody to make room for.
-    others, fit = maximum(seats - 1.0, 0.0), maximum(fit, 1.0)
-    greedy = greedy * minimum(others, 1.0)
-    ages = jnp.sqrt(others + 1e-12)
-    deviation = ages * size.deviation * inverse(live) + 1e-6
+    fit = maximum(fit, 1.0)
+    greedy = greedy * minimum(maximum(seats - 1.0, 0.0), 1.0)
+    running = maximum(minimum(seats, fit), 1.0)
+    deviation = jnp.sqrt(running) * size.deviation * inverse(live) + 1e-6
     beyond = (seats - fit) * inverse(deviation)
     full = greedy * jax.scipy.special.ndtr(beyond)
     density = jnp.exp(-0.5 * beyond * beyond) * float(1.0 / np.sqrt(2.0 * np.pi))
     tail = jax.scipy.special.ndtr(-jnp.abs(beyond))
     short = greedy * deviation * maximum(density - jnp.abs(beyond) * tail, 0.0)
 
-    running = maximum(minimum(seats, fit), 1.0)
     growth = size.growth * inverse(size.start)
     # The root of the equation above within 2.5 %, and exact for little and for much growth.
     depth = growth * (0.5 * growth + 2.0 / 3.0) + (1.0 - jnp.exp(-3.0 * growth)) / 9.0
     grown = 2.0 * growth * depth * inverse(running)
     nodes = as_real(_DEPTHS)
     aged = nodes + full[..., None] * jnp.expm1(-nodes)
-    fewer = jnp.sum(as_real(_WEIGHTS) / jnp.sqrt(1.0 + grown[..., None] * aged), axis=-1)
-    again = full * growth * jnp.exp(-running * inverse(rounds))
+    share = jnp.sum(as_real(_WEIGHTS) / jnp.sqrt(1.0 + grown[..., None] * aged), axis=-1)
+    again = full * growth * jnp.exp(-running * inverse(rounds)) * _whole(fit, deviation)
     # Those that wait are among the requests without a seat: an exponential that ends there.
-    deep = maximum(depth * fewer, 1e-6)
+    deep = maximum(depth * share, 1e-6)
     spare = seats - minimum(seats, fit) + short
     ratio = minimum(spare * inverse(deep), 60.0)
     some = ratio > 1e-2
     ratio = jnp.where(some, ratio, 1.0)
-    waiting = jnp.where(some, deep * (1.0 - ratio / jnp.expm1(ratio)), 0.5 * spare)
-    return Preemption(again, again * fewer, greedy * waiting, short)
+    few = spare * (0.5 - spare * inverse(12.0 * deep))
+    waiting = jnp.where(some, deep * (1.0 - ratio / jnp.expm1(ratio)), few)
+    return Preemption(again, again * share, greedy * waiting, short)
 
 
 def after_first(found: Preemption, prompt: Array, rate: Array, osl: Array) -> Array:

@@ -80,7 +80,8 @@ class Estimate(eqx.Module):
         admitted, running: requests that fit the KV pool, and that run at once.
         chunk_share: share of a request's decode steps that carry another's prompt.
         prefill_busy: share of time that prompts take.
-        preempted: how often a request gives up its memory and is computed again, on average.
+        preempted: how often a request gives up its memory, on average.
+        recomputed: prompts that are computed again for it, per request.
         weight_bytes, kv_bytes, activation_bytes, memory_bytes: per chip [B]; memory in all,
             with workspace, at the running batch.
         chip_power: mean board power of a chip [W]; power: of all replicas [W].
@@ -88,7 +89,8 @@ class Estimate(eqx.Module):
         usd_per_output_token, usd_per_input_token, usd_per_total_token: [USD]; output and input
             share the cost by busy time. 0 where the price is unknown.
         chips: chips deployed.
-        parts: seconds of TPOT by `PARTS`, shape [5].
+        parts: seconds of TPOT by `PARTS`, shape [5]; what a preempted request waits and is
+            computed again counts as latency.
         margins: by `MARGINS`, shape [9], relative; negative is infeasible.
         feasible: whether all margins are ≥ 0.
         binding: index into `BINDING`.
@@ -105,6 +107,7 @@ class Estimate(eqx.Module):
     chunk_share: Array
     prefill_busy: Array
     preempted: Array
+    recomputed: Array
     weight_bytes: Array
     kv_bytes: Array
     activation_bytes: Array
@@ -640,7 +643,8 @@ def estimate(
     waiting = maximum(batch - running, 0.0) / rate
     late = after_first(lost, fill + service, rate, osl)
     ttft = started + waiting - late
-    tpot = tpot + late * inverse(maximum(away, 1.0))
+    waited = late * inverse(maximum(away, 1.0))
+    tpot = tpot + waited
     stopped = late * inverse(maximum(minimum(lost.times, away), 1.0))
     e2e = ttft + away * tpot
 
@@ -668,6 +672,7 @@ def estimate(
         (1.0 - share) * decode_round / decode.latency * d + share * mixed_round / mixed.latency * m
         for d, m in zip(decode.usage.parts, mixed.usage.parts, strict=True)
     ]
+    mean_parts[-1] = mean_parts[-1] + waited
     parts = jnp.stack(mean_parts)
     margins = jnp.stack(
         [
@@ -700,6 +705,7 @@ def estimate(
         chunk_share=share,
         prefill_busy=prefill_busy,
         preempted=lost.times,
+        recomputed=lost.again,
         weight_bytes=room.weights,
         kv_bytes=kv,
         activation_bytes=activations,

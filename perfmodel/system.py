@@ -370,7 +370,8 @@ def evaluate(
     found = loop(turn)
 
     late = after_first(lost, prompts.fill + prompts.service, found.rate, osl)
-    rate, tpot = found.rate, found.time * inverse(yielded) + late * inverse(maximum(osl - 1.0, 1.0))
+    waited = late * inverse(maximum(osl - 1.0, 1.0))
+    rate, tpot = found.rate, found.time * inverse(yielded) + waited
     stopped = late * inverse(maximum(minimum(lost.times, away), 1.0))
     ttft = found.started + maximum(batch - running, 0.0) / rate - late
     e2e = ttft + late + away * found.time
@@ -473,7 +474,7 @@ def evaluate(
         chip_power=jnp.stack([*powers, *absent]),
         pool_chips=jnp.stack([*sizes, *absent]),
         owns=jnp.stack([*owns, *absent]),
-        parts=mean * inverse(yielded),
+        parts=(mean * inverse(yielded)).at[-1].add(waited),
         margins=margins,
         feasible=jnp.all(margins >= 0.0),
         isl=isl,
