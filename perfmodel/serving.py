@@ -407,7 +407,9 @@ def passes(
     room = maximum(1.0, plan.chunk * inverse(prefill.new_tokens))
     finishing = running * per_micro * inverse(each + 1.0) if prompts is None else prompts
     entered = 1.0 + prefill.again
-    together = maximum(1.0, minimum(maximum(finishing, 1.0) * entered, room))
+    # With nothing computed again both are equal, always; the derivative is then that of the last.
+    anew = minimum(maximum(finishing, 1.0) * entered, room)
+    together = maximum(anew, maximum(1.0, minimum(finishing, room)))
     chunks = prefill.chunks * entered * inverse(together)
     one = prefill.chunk
     images = None if one.images is None else one.images * together

@@ -103,7 +103,7 @@ def test_the_integral_and_the_root():
         def root(w: float, growth: float = growth) -> float:
             return w * (1.0 - np.exp(-(1.0 + growth) / w)) - growth
 
-        depth = brentq(root, 1e-3 + growth / 2, 1e4)
+        depth: Any = brentq(root, 1e-3 + growth / 2, 1e4)
         kappa = 2.0 * growth * depth / running
 
         def fewer(x: float, kappa: float = kappa) -> float:
