@@ -10,9 +10,9 @@ units of a new request's bytes; ρ is what a request grows by, in the same units
     at an end          w falls by 1 + ρ: the room of a whole request, to 0 at the least
     so w > u           with probability e^(−u/ω), ω the root of ρ = ω(1 − e^(−(1+ρ)/ω))
 
-(ends that know nothing of each other; a deterministic rise with drops at random is exponential:
-Asmussen, Applied Probability and Queues, 2003, IX). All growth but what ends take up at once is
-made room for, so ρ·e^(−λ) prompts are computed again per request, whatever ω is. Requests at
+(ends that know nothing of each other: a steady rise with sudden drops, kept above 0, is
+exponential; Asmussen, Applied Probability and Queues, 2003, on Lévy processes). All growth but
+what ends take up at once is made room for by evictions, so ρ·e^(−λ) prompts are computed again per request, whatever ω is. Requests at
 depth u run a share 1 − e^(−u/ω) of the time and have grown meanwhile, by ρ/n per end:
 
     a request's size   √(1 + (2ρ/n)(u − ω(1 − e^(−u/ω))))
@@ -21,6 +21,9 @@ depth u run a share 1 − e^(−u/ω) of the time and have grown meanwhile, by �
 
 All of it holds while memory is full. What `batch` requests would take if all ran is their mean
 and, as their ages differ, a normal fluctuation around it; memory is full for that share of time.
+Prompts that are long beside outputs are whole things: see `_whole`. A prefix that requests share
+stays; what is computed again is the rest. A preempted request's own blocks may still lie in an
+engine's prefix cache when it comes back: that is neither here nor in the simulation.
 """
 
 from typing import NamedTuple
@@ -132,7 +135,7 @@ def preemption(
     short = greedy * deviation * maximum(density - jnp.abs(beyond) * tail, 0.0)
 
     growth = size.growth * inverse(size.start)
-    # The root of the equation above within 2.5 %, and exact for little and for much growth.
+    # ω, the root of the equation above, within 2.5 %; exact for little and for much growth.
     depth = growth * (0.5 * growth + 2.0 / 3.0) + (1.0 - jnp.exp(-3.0 * growth)) / 9.0
     grown = 2.0 * growth * depth * inverse(running)
     nodes = as_real(_DEPTHS)
