@@ -12,8 +12,9 @@ units of a new request's bytes; ρ is what a request grows by, in the same units
 
 (ends that know nothing of each other: a steady rise with sudden drops, kept above 0, is
 exponential; Asmussen, Applied Probability and Queues, 2003, on Lévy processes). All growth but
-what ends take up at once is made room for by evictions, so ρ·e^(−λ) prompts are computed again per request, whatever ω is. Requests at
-depth u run a share 1 − e^(−u/ω) of the time and have grown meanwhile, by ρ/n per end:
+what ends take up at once is made room for by evictions, so ρ·e^(−λ) prompts are computed again
+per request, whatever ω is. Requests at depth u run a share 1 − e^(−u/ω) of the time and have
+grown meanwhile, by ρ/n per end:
 
     a request's size   √(1 + (2ρ/n)(u − ω(1 − e^(−u/ω))))
     fewer requests     g = ∫ e^(−x)/√(1 + κ(x − 1 + e^(−x))) dx,  κ = 2ρω/n
