@@ -5,7 +5,7 @@ in cache. A call of that size runs on one core, so one thread per core hands out
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ from jax import Array
 
 from benchmarks._measure import Clock, Spent, best, repeated, timed
 from benchmarks._report import Result
-from perfmodel import question, serving
+from perfmodel import compiled, question, serving
 from perfmodel.chips import load_chip
 from perfmodel.designs import BLOCK
 from perfmodel.engines import load_engine
@@ -31,7 +31,7 @@ MODEL, MIXTURE, CHIP, FORMAT = "llama-3.3-70b", "qwen3-235b-a22b", "h100", "fp8"
 BLOCKS = 25
 COUNT = BLOCKS * BLOCK
 
-FAST = {"xla_cpu_enable_fast_math": True}
+FAST = {**compiled.CHAINED, "xla_cpu_enable_fast_math": True}
 """XLA's fast math: reassociates, and takes numbers to be finite."""
 
 
@@ -116,7 +116,7 @@ class Program(NamedTuple):
 
 
 def build(
-    function: Callable[..., Any], example: Sequence[Any], options: dict[str, Any], repeats: int
+    function: Callable[..., Any], example: Sequence[Any], options: Mapping[str, Any], repeats: int
 ) -> Program:
     """Returns a function compiled for an example, built from nothing in every repeat."""
     built: Any = None
@@ -127,7 +127,7 @@ def build(
         jax.clear_caches()
         spent = []
         # A new function each time: traces are remembered by identity.
-        built = jax.jit(lambda *arguments: function(*arguments), compiler_options=options)
+        built = jax.jit(lambda *arguments: function(*arguments), compiler_options=dict(options))
         for stage in ("trace", "lower", "compile"):
             clock = Clock()
             built = getattr(built, stage)(*(example if stage == "trace" else ()))

@@ -11,6 +11,7 @@ from benchmarks._engine import BLOCK, CHIP, COUNT, FAST, FORMAT, MIXTURE, MODEL,
 from benchmarks._measure import repeated, timed
 from benchmarks._report import Result
 from perfmodel import question
+from perfmodel.compiled import CHAINED, chained
 from perfmodel.designs import blocks as searched
 from perfmodel.designs import designs
 from perfmodel.formats import precision_name
@@ -32,8 +33,9 @@ def run(quick: bool) -> Iterator[Result]:
     builds, repeats = (1, 5) if quick else (3, 20)
     shared, listed = _engine.fixed(), _engine.random_designs()
     example = (*listed[0], shared)
-    plain = _engine.build(evaluate, example, {}, builds)
-    fast = _engine.build(evaluate, example, FAST, 1)
+    plain = _engine.build(chained(evaluate), example, CHAINED, builds)
+    fast = _engine.build(chained(evaluate), example, FAST, 1)
+    fused = _engine.build(evaluate, example, {}, 1)
     asked = f"{COUNT:,} designs, {MODEL} {FORMAT} on {CHIP}, blocks of {BLOCK:,}"
     yield _engine.rate(
         "estimates", _engine.speed(plain.call, listed, (shared,), repeats), _BUDGET, asked
@@ -41,6 +43,9 @@ def run(quick: bool) -> Iterator[Result]:
     note = _difference(plain.call(*example), fast.call(*example))
     spent = _engine.speed(fast.call, listed, (shared,), repeats)
     yield _engine.rate("estimates, XLA fast math", spent, _BUDGET, note)
+    note = f"as XLA fuses by itself; compile {fused.compile.wall:.2f} s"
+    spent = _engine.speed(fused.call, listed, (shared,), repeats)
+    yield _engine.rate("estimates, fused", spent, note=note)
     yield _mixture(builds, repeats)
     yield _search(repeats)
     yield _engine.start("trace and lower", plain)
@@ -64,7 +69,7 @@ def _difference(one: dict[str, Array], other: dict[str, Array]) -> str:
 def _mixture(builds: int, repeats: int) -> Result:
     """Returns the rate for a mixture of experts, with expert ranks and attention groups."""
     shared, listed = _engine.fixed(MIXTURE), _engine.random_designs(mixture=True)
-    program = _engine.build(evaluate, (*listed[0], shared), {}, builds)
+    program = _engine.build(chained(evaluate), (*listed[0], shared), CHAINED, builds)
     spent = _engine.speed(program.call, listed, (shared,), repeats)
     note = f"{MIXTURE}, EP and attention groups; compile {program.compile.wall:.1f} s"
     return _engine.rate("estimates, mixture of experts", spent, _MIXTURE_BUDGET, note)

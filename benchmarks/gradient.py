@@ -10,7 +10,7 @@ from jax import Array
 from benchmarks import _engine
 from benchmarks._engine import Fixed
 from benchmarks._report import Result
-from perfmodel.cache import UNFUSED
+from perfmodel.compiled import CHAINED, UNFUSED, chained
 from perfmodel.machine import Machine
 from perfmodel.plan import Load, Plan
 from perfmodel.relax import minimum
@@ -62,17 +62,19 @@ def run(quick: bool) -> Iterator[Result]:
         ("in plan, load and machine", in_everything, variables + constants, 1.5e6),
     ):
         example = (*listed[0], *rest)
-        plain = _engine.build(function, example, {}, builds)
-        value, slopes = plain.call(*example)
+        built = _engine.build(chained(function), example, CHAINED, builds)
+        value, slopes = built.call(*example)
         wrong = sum(int(np.sum(~np.isfinite(leaf))) for leaf in jax.tree.leaves((value, slopes)))
         note = f"{count} numbers each, {f'{wrong} not finite' if wrong else 'all finite'}"
         yield _engine.rate(
-            f"gradients {what}", _engine.speed(plain.call, listed, rest, repeats), budget, note
+            f"gradients {what}", _engine.speed(built.call, listed, rest, repeats), budget, note
         )
-        unfused = _engine.build(function, example, dict(UNFUSED), builds)
+        unfused = _engine.build(function, example, UNFUSED, builds)
         spent = _engine.speed(unfused.call, listed, rest, repeats)
-        yield _engine.rate(f"gradients {what}, unfused", spent, budget)
-        for how, built in (("", plain), (", unfused", unfused)):
-            before = built.trace.wall + built.lower.wall
-            note = f"{built.compile.cpu:.2f} CPU-seconds; trace and lower {before:.2f} s before it"
-            yield Result(f"compile, {what}{how}", built.compile.wall, "s", 5.0, note)
+        yield _engine.rate(f"gradients {what}, unfused", spent)
+        for how, program, limit in (("", built, 5.0), (", unfused", unfused, None)):
+            before = program.trace.wall + program.lower.wall
+            note = (
+                f"{program.compile.cpu:.2f} CPU-seconds; trace and lower {before:.2f} s before it"
+            )
+            yield Result(f"compile, {what}{how}", program.compile.wall, "s", limit, note)

@@ -10,6 +10,7 @@ from benchmarks import _engine
 from benchmarks._measure import repeated, timed
 from benchmarks._report import Result
 from perfmodel import question, speculation, system_search, systems
+from perfmodel.compiled import CHAINED, chained
 from perfmodel.system_search import BLOCK, Choice, Space
 
 _BUDGET = 1e6
@@ -37,7 +38,8 @@ def _choices(pools: int) -> list[Choice]:
                 Choice(
                     chips, np.ones_like(chips), draw.integers(1, 5, chips.shape), chips,
                     np.ones_like(chips), draw.integers(1, 257, BLOCK), draw.integers(0, 6, BLOCK),
-                    draw.integers(1, 4, BLOCK), np.ones(BLOCK),
+                    draw.integers(1, 4, BLOCK), np.full(BLOCK, 2048),
+                    np.ones(BLOCK), np.ones(BLOCK),
                 )
             )
         )  # fmt: skip
@@ -60,12 +62,12 @@ def _measured(made: systems.SystemAsked, what: str, repeats: int) -> Iterator[Re
     if made.built.draft is not None:
         parts.append(made.where.draft)
     index = tuple(names.index(part) for part in parts)
-    space = Space(made, names, index, (), 0, (), (), ())
+    space = Space(made, names, index, (), 0, (), (), (), ())
     listed = _choices(len(space.names))
     limits = question.numbers(made.asked.limits)
     rest = (made.asked.network, made.asked.load, made.engine, limits, made.draft)
     first = (made.built, listed[0], *rest)
-    program = _engine.build(system_search.program_of(index), first, {}, 1)
+    program = _engine.build(chained(system_search.program_of(index)), first, CHAINED, 1)
 
     def all_blocks(thread: int, threads: int) -> None:
         jax.block_until_ready(

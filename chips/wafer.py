@@ -18,6 +18,8 @@ By hand, 70B on four WSE-3, 80 layers, 20 regions each: P = √(900,000/20) = 21
 (2·212 + 16·14.6)/1.1 GHz = 0.60 µs a sum at r = 1, 4.8 µs a layer; products 856 M·2 FLOP at
 0.8·15.6 PFLOP/s/20 = 2.7 µs; together 7 µs, about 1,800 tok/s, against 2,100 published.
 
+What a full pipeline makes is in `perfmodel.stages`: 146,000 tokens/s of those 80 regions.
+
 Check points (`perfmodel/validation/wafer.csv`): one request on a WSE-2, Llama-3-8B 2,700 tok/s,
 measured (WaferLLM); WSE-3, 70B 2,100 and 405B 969 tok/s. The launch figures of 2024-08 (1,800 and
 450) are slower by the same factor of four: software of another age.

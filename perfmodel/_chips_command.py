@@ -7,7 +7,7 @@ import typer
 from typer.core import TyperGroup
 
 from perfmodel import _commands
-from perfmodel._commands import Engine, Isl, Json, Osl
+from perfmodel._options import Engine, Isl, Json, Osl
 from perfmodel.errors import InputError, shorten
 
 _ready = _commands.ready

@@ -1,26 +1,32 @@
-"""What commands share: options of several, and how they wait, print and say what they ran."""
+"""What commands share: how they show their options, wait, print and say what they ran."""
 
 import contextlib
 import shlex
 import sys
-from typing import Annotated, Any
+from typing import Any
 
 import typer
+from typer.core import TyperCommand
 
-from perfmodel.errors import InputError, shorten
+from perfmodel.errors import shorten
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, in SI units, and nothing else.")]
-Isl = Annotated[int, typer.Option(help="Prompt tokens.")]
-Osl = Annotated[int, typer.Option(help="Output tokens.")]
-Engine = Annotated[str, typer.Option(help="Engine profile, or a TOML file of one.")]
-MaxPower = Annotated[
-    str | None,
-    typer.Option(metavar="POWER", help="Most rated power, hosts included: 50kW, or watts."),
-]
-MaxRacks = Annotated[float | None, typer.Option(metavar="RACKS", help="Largest footprint.")]
-MaxCost = Annotated[
-    float | None, typer.Option(metavar="USD/H", help="Highest cost of an hour of all chips.")
-]
+
+class Grouped(TyperCommand):
+    """A command whose `--help` has its options under headings, in the order of their first."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Writes arguments, and then options heading by heading."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            told = parameter.get_help_record(ctx)
+            if told is None:
+                continue
+            usual = "Arguments" if parameter.param_type_name == "argument" else "Other options"
+            heading = getattr(parameter, "rich_help_panel", None) or usual
+            sections.setdefault(heading, []).append(told)
+        for heading, rows in sections.items():
+            with formatter.section(heading):
+                formatter.write_dl(rows)
 
 
 def print_json(value: Any) -> None:
@@ -59,16 +65,3 @@ def show(listing: Any, json: bool) -> None:
         print_json(listing.values)
     else:
         report.write(listing.table)
-
-
-def budgets(max_power: str | None, max_racks: float | None, max_cost: float | None) -> dict:
-    """Returns limits on what all chips may take together, as `frontier` and `size` have them."""
-    from perfmodel.quantities import parse_quantity
-
-    power = None if max_power is None else parse_quantity(max_power, "W", "--max-power")
-    found = {"max_power": power, "max_racks": max_racks, "max_cost": max_cost}
-    for name, value in found.items():
-        if value is not None and not value > 0.0:
-            option = name.replace("_", "-")
-            raise InputError(f"--{option}: must be above 0, not {value:g}")
-    return found

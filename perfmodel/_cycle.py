@@ -19,8 +19,9 @@ from perfmodel.models.transformer import (
 )
 from perfmodel.placement import Link, Pool, System
 from perfmodel.plan import Engine
-from perfmodel.relax import Real, as_real, ceil, inverse, maximum, minimum
-from perfmodel.serving import run_step, unhidden
+from perfmodel.relax import Real, as_real, inverse, maximum, minimum
+from perfmodel.serving import port_time, run_step, unhidden
+from perfmodel.stages import occupied
 from perfmodel.step import Step
 from perfmodel.timing import total_usage
 
@@ -50,8 +51,9 @@ class Cycle(NamedTuple):
     Fields: `time` of a round of all micro-batches [s], and of the `way` of one, of which `guess`
     is drafting; sequences of a micro-batch (`batch`); `work` of attention, ffn, draft, activation
     link and draft link for one micro-batch [s], shape [5], and the most that a pool or link of
-    them has of it (`busiest`); joules of one rank of attention, ffn
-    and draft, shape [3]; seconds of the way by `serving.PARTS`, shape [5].
+    them has of it (`busiest`), with ffn on the pool of attention as part of that one's; joules of
+    one rank of attention, ffn and draft, shape [3]; seconds of the way by `serving.PARTS`, shape
+    [5].
     """
 
     time: Array
@@ -161,18 +163,27 @@ def cycle(
     # Where a layer is cut in two, each pool launches half of it.
     mixing = mixing.plus(rest["launches"][1].scale(0.5 + 0.5 * on.af))
     feeding = feeding.plus(there["launches"][1].scale(0.5 - 0.5 * on.af))
+    host = as_real(rest["host"][1].seconds)
     head = head.plus(rest["host"][1])
     crossings, crossing = rest["stage_crossing"]
     others, other = there["stage_crossing"]
     apart = 1.0 - on.af
-
-    def stage(layers: Usage, pool: Pool, count: Real, between: Usage) -> Array:
-        slowest = ceil(model.layers * inverse(pool.plan.stages)) * inverse(model.layers)
-        crossed = minimum(as_real(count), 1.0)
-        return layers.seconds * slowest + crossed * between.seconds
-
-    work_a = stage(mixing, attention, crossings, crossing) + head.seconds
-    work_f = stage(feeding, ffn, others, other.scale(apart))
+    # What is on one pool occupies its stages together.
+    work_a = occupied(
+        attention.plan,
+        model.layers,
+        mixing.seconds + on.af * feeding.seconds,
+        head.seconds,
+        host,
+        port=port_time(ranks.attention, model, step, attention.plan),
+    )
+    work_f = apart * occupied(
+        ffn.plan,
+        model.layers,
+        feeding.seconds,
+        0.0,
+        port=port_time(ranks.ffn, model, wide, ffn.plan),
+    )
 
     # Hand-overs between attention and FFN: every layer, there and back.
     wire = step.all_rows * model.hidden * attention.machine.fabric.wire_bytes
@@ -209,9 +220,7 @@ def cycle(
         way = way + guess_way
         guessing = once.scale(passes).plus(Usage(turn, network=turn))
         parts = parts + jnp.stack(guessing.parts)
-    busiest = maximum(
-        work_a + on.af * work_f + on.ga * work_g, work_f + on.af * work_a + on.gf * work_g
-    )
+    busiest = maximum(work_a + on.ga * work_g, work_f + on.gf * work_g)
     busiest = maximum(busiest, work_g + on.ga * work_a + on.gf * work_f)
     busiest = maximum(maximum(busiest, over * fed), over_g)
     return Cycle(

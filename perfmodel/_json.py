@@ -164,10 +164,15 @@ def system(found: "xr.Dataset") -> dict[str, Any]:
 
 def systems(found: "xr.Dataset", files: Mapping[str, Any]) -> dict[str, Any]:
     """Returns frontiers of serving systems: their points."""
-    keys = ("hypervolume", "gradients", "enumerated", "starts")
+    keys = ("hypervolume", "gradients", "enumerated", "starts", "traffic", "formats", "batching",
+            "kv_memory", "left_out")  # fmt: skip
+    points = rows(found, "point")
+    if "statistic" in found.coords:
+        for i, point in enumerate(points):
+            point["simulated"] = rows(found.isel(point=i), "statistic")
     return {
         **_head(found),
         **{key: plain(found.attrs[key]) for key in keys if key in found.attrs},
-        "points": rows(found, "point"),
+        "points": points,
         **({"files": plain(files)} if files else {}),
     }

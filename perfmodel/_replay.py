@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from perfmodel.relax import Real
@@ -16,6 +17,20 @@ from perfmodel.step_grid import StepGrid
 
 EMPTY, PREFILL, DECODE, WAITING, HELD = range(5)
 """States of a place: free; computing a prompt; decoding; preempted; done, in a static batch."""
+
+
+GAPS = 512
+"""Bins of times between two tokens of a request, each 3 % longer than the one before."""
+
+SHORTEST_GAP = 1e-4
+"""Lower edge of the second bin [s]."""
+
+_GAP_STEP = 0.03
+
+
+def gap_edges() -> np.ndarray:
+    """Returns the upper edges of the bins [s], shape [GAPS]; the last bin has all beyond, too."""
+    return SHORTEST_GAP * np.exp(_GAP_STEP * np.arange(GAPS))
 
 
 class Requests(NamedTuple):
@@ -98,6 +113,7 @@ class _Slots(NamedTuple):
     made: Array
     wanted: Array
     first: Array
+    token: Array
     preempted: Array
 
 
@@ -114,6 +130,7 @@ class _State(NamedTuple):
     servers: Array
     links: Array
     peak: Array
+    gaps: Array  # [GAPS]: tokens by the time since the one before
     steps: Array
     key: Array
 
@@ -129,6 +146,12 @@ class Design(NamedTuple):
     prefill: PrefillPool | None
     draft: Draft | None
     seed: Any
+
+
+def _bin(seconds: Array) -> Array:
+    """Returns the bin of a time between two tokens."""
+    place = jnp.ceil(jnp.log(jnp.maximum(seconds, SHORTEST_GAP) / SHORTEST_GAP) / _GAP_STEP)
+    return jnp.clip(place, 0, GAPS - 1).astype(int)
 
 
 def _prompt_time(pool: PrefillPool, isl: Array, cached: Array) -> Array:
@@ -280,6 +303,7 @@ def _replay(design: Design, places: int) -> _State:
                 made=put(slots.made, made),
                 wanted=put(slots.wanted, wanted),
                 first=put(slots.first, jnp.where(again, slots.first[j], s.now)),
+                token=put(slots.token, jnp.where(again, slots.token[j], s.now)),
                 preempted=put(slots.preempted, jnp.where(again, slots.preempted[j], 0.0)),
             )
             at = jnp.where(never, jnp.nan, s.ready[i])
@@ -364,7 +388,13 @@ def _replay(design: Design, places: int) -> _State:
         first = jnp.where(ending & (slots.made == 0), now, slots.first)
         made = slots.made + gained + jnp.where(ending & (slots.wanted > 0), 1.0, 0.0)
         state = jnp.where(ending, DECODE, slots.state)
+        # A token after a prompt that was computed anew is one more of its request.
+        later = active | (ending & (slots.made > 0))
+        waited = jnp.where(active, s.now + mean, now) - slots.token
+        gaps = s.gaps.at[_bin(waited)].add(jnp.where(later, 1.0, 0.0))
+        gaps = gaps.at[_bin(mean)].add(jnp.sum(jnp.maximum(gained - 1.0, 0.0)) * (draft is None))
         slots = slots._replace(
+            token=jnp.where(later | ending, now, slots.token),
             state=state,
             todo=slots.todo - take,
             context=slots.context + take + gained,
@@ -373,7 +403,9 @@ def _replay(design: Design, places: int) -> _State:
         )
         peak = jnp.maximum(s.peak, jnp.sum(held(slots, jnp.zeros(places, bool))))
         last = jnp.where(idle, s.last, mean)
-        s = s._replace(now=now, last=last, slots=slots, peak=peak, steps=s.steps + 1, key=key)
+        s = s._replace(
+            now=now, last=last, slots=slots, peak=peak, gaps=gaps, steps=s.steps + 1, key=key
+        )
         return finish(s, idle | (sequences == 0))
 
     def finish(s: _State, prompts: Array) -> _State:
@@ -418,6 +450,7 @@ def _replay(design: Design, places: int) -> _State:
         servers=servers,
         links=servers,
         peak=jnp.zeros(()),
+        gaps=jnp.zeros(GAPS),
         steps=none,
         key=jax.random.key(design.seed),
     )
@@ -431,6 +464,7 @@ def program(places: int) -> Any:
     def each(design: Design) -> dict[str, Array]:
         end = _replay(design, places)
         left = jnp.sum(end.slots.state != EMPTY)
-        return {"record": end.record, "peak": end.peak, "left": left, "steps": end.steps}
+        told = {"record": end.record, "peak": end.peak, "gaps": end.gaps}
+        return told | {"left": left, "steps": end.steps}
 
     return jax.jit(lambda designs: jax.lax.map(each, designs))

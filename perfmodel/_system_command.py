@@ -2,14 +2,15 @@
 
 import dataclasses
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from perfmodel._commands import command, print_json, ready, working
-from perfmodel._options import refuse
-from perfmodel.errors import InputError, shorten
+from perfmodel._options import Pools, Traffic
+from perfmodel.errors import Infeasible, InputError, shorten
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -20,26 +21,24 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Asked:
-    """Options as typed: pools by role, the draft, and the `base` pool on `chip`."""
+    """Options as typed: `pools`, and the `base` pool on `chip` that has the rest of the work.
+
+    `searched` is whether layouts are searched for; pools that name no format then have fp8.
+    """
 
     model: str
-    chip: str | None
-    pools: dict[str, str]
-    draft: str | None
-    draft_tokens: float
-    acceptance: str | None
-    accepted_length: str | None
-    micro_batches: int
-    link: str | None
+    pools: Pools
+    traffic: Traffic
     base: dict[str, Any]
-    assume_dense: bool
+    chip: str | None = None
+    trace: str | None = None
     batching: str = "continuous"
     kv: str = ""
-    classes: list[str] = dataclasses.field(default_factory=list)
-    trace: str | None = None
-    cache_tokens: str | None = None
+    draft_tokens: float = 4.0
+    micro_batches: int = 1
     simulate: int = 0
-    candidates: float = 1.0
+    searched: bool = False
+    assume_dense: bool = False
 
 
 def numbers(text: str | None, option: str) -> list[float] | None:
@@ -131,51 +130,105 @@ def run(asked: Asked, export: str | None, **options: Any) -> tuple["xr.Dataset",
     return found.merge(followed, combine_attrs="override"), scripts
 
 
-def frontier(asked: Asked, chips: list[str], plain: dict[str, Any], **options: Any) -> "xr.Dataset":
-    """Returns the frontier of the system asked for, and of one pool of each of `chips` beside it.
+def frontier(asked: Asked, chips: list[str], **options: Any) -> "xr.Dataset":
+    """Returns the frontier of the system asked for, and of one pool of each chip beside it."""
+    from perfmodel import system_search
 
-    Args: `plain`, the formats of those pools.
-    """
-    from perfmodel import system_search, systems
-
-    network, pools, base, extra = _read(asked)
-    alone = {k: v for k, v in extra.items() if k in ("classes", "scheduling")}
-    fronts = {}
-    if pools:
-        named = ", ".join(f"{role} {_chip(pool)}" for role, pool in pools.items())
-        fronts[named] = system_search.frontier(network, pools, base=base, **extra, **options)
-        options.pop("descend", None)
-    for chip in chips:
-        one = {"decode": systems.PoolAsked(chip, **plain)}
-        fronts[f"{chip} alone"] = system_search.frontier(network, one, **alone, **options)
-    if not fronts:
-        raise InputError("missing option '--chip', or a pool such as '--decode'")
-    about = dict(next(iter(fronts.values())).attrs)
-    return system_search.beside(fronts).assign_attrs(about)
+    descend = options.pop("descend")
+    # One pool of a chip is there to compare with.
+    own = not asked.pools.several()
+    return _each(
+        asked, chips,
+        lambda network, pools, named, given: system_search.frontier(
+            network, pools, descend=descend and (own or named), **given, **options
+        ),
+    )  # fmt: skip
 
 
 def size(asked: Asked, chips: list[str], **options: Any) -> "xr.Dataset":
     """Returns the smallest system asked for that serves a rate, and one pool of each of `chips`."""
-    from perfmodel import system_search, systems
-    from perfmodel.errors import Infeasible
+    from perfmodel import system_search
+
+    def smallest(network: Any, pools: Any, _: bool, given: dict[str, Any]) -> "xr.Dataset":
+        found = system_search.size(network, pools, **given, **options)
+        return _followed(found, network, pools, given | options, asked.simulate)
+
+    return _each(asked, chips, smallest)
+
+
+def _followed(
+    found: "xr.Dataset", network: Any, pools: Any, given: dict[str, Any], requests: int
+) -> "xr.Dataset":
+    """Returns the smallest system with percentiles of requests that arrive at random at its rate;
+    as it is where none are to be followed."""
+    from perfmodel import percentiles, system_search, systems
+
+    if not requests:
+        return found
+    where, named = systems.table(system_search.pools_of(found, pools, 0), None)
+    aside = ("rate", "headroom", "max_chips", "max_power", "max_racks", "max_cost", "base")
+    options = {name: value for name, value in given.items() if name not in aside}
+    batch = float(found["batch"][0])
+    made = systems.ask(network, named, where, batch=batch, **options)
+    followed = percentiles.percentiles(
+        made, batch, requests=max(requests, 10), rate=given["rate"]
+    ).expand_dims("point")
+    return found.merge(followed, combine_attrs="override")
+
+
+def _each(asked: Asked, chips: list[str], search: Callable[..., "xr.Dataset"]) -> "xr.Dataset":
+    """Returns what a search finds of the system asked for and of one pool of each chip, joined.
+
+    Args: `search`, of the network, pools by role, whether they were named, and further arguments.
+    """
+    from perfmodel import question, system_search, systems
 
     network, pools, base, extra = _read(asked)
-    listed: dict[str, Any] = {}
+    cases: dict[str, tuple[Any, bool, dict[str, Any]]] = {}
     if pools:
-        listed[", ".join(f"{role} {_chip(pool)}" for role, pool in pools.items())] = pools
-    alone = {k: v for k, v in extra.items() if k in ("classes", "scheduling")}
+        named = ", ".join(f"{role} {_chip(pool)}" for role, pool in pools.items())
+        cases[named] = (pools, True, {"base": base, **extra})
+    for chip in map(str, question.named_chips(chips)):
+        one = {"decode": systems.PoolAsked(chip, **_formats_of(chip, asked))}
+        cases[f"{chip} alone"] = (one, False, _alone(pools, extra))
+    if not cases:
+        raise InputError("missing option '--chip', or a pool such as '--decode'")
     found, why = {}, []
-    for name, named in (listed | {f"{chip} alone": chip for chip in chips}).items():
-        mine = extra if named is pools else alone
-        if isinstance(named, str):
-            named = {"decode": systems.PoolAsked(named, **asked.base)}
+    for name, (named, chosen, given) in cases.items():
         try:
-            found[name] = system_search.size(network, named, base=base, **mine, **options)
-        except Infeasible as error:
+            found[name] = search(network, named, chosen, given)
+        except (Infeasible, InputError) as error:
+            # Of all chips, those that cannot do what is asked are left out.
+            if isinstance(error, InputError) and "all" not in chips:
+                raise
             why.append(f"{name}: {error}")
     if not found:
         raise Infeasible("; ".join(why))
-    return system_search.beside(found)
+    about = dict(next(iter(found.values())).attrs)
+    about |= {"left_out": "; ".join(why)} if why else {}
+    mix = _traffic(asked)
+    about |= {"traffic": mix.note} if mix is not None and mix.note else {}
+    formats = "/".join(filter(None, asked.base.values()))
+    about |= {"formats": formats or "fp8, bf16 on chips without"}
+    if asked.batching.strip() != "continuous":
+        about |= {"batching": asked.batching}
+    if asked.kv.strip() not in ("", "paged"):
+        about |= {"kv_memory": asked.kv}
+    return system_search.beside(found).assign_attrs(about)
+
+
+def _formats_of(chip: str, asked: Asked) -> dict[str, Any]:
+    """Returns the formats of one pool of a chip: bf16 where it lacks the usual one."""
+    from perfmodel.chips import load_chip
+
+    if asked.base["weights"] is None and "fp8" not in load_chip(chip).supported:
+        return asked.base | {"weights": "bf16"}
+    return asked.base | {"weights": asked.base["weights"] or "fp8"}
+
+
+def _alone(pools: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
+    """Returns what counts for one pool of a chip: beside a system, without its drafts and links."""
+    return {k: v for k, v in extra.items() if not pools or k in ("classes", "scheduling")}
 
 
 _TRACE_CLASSES = 16
@@ -186,13 +239,12 @@ def _traffic(asked: Asked) -> "Mix | None":
     """Returns the kinds of requests asked for, None where they are all alike."""
     from perfmodel import traces, traffic
 
+    classes = asked.traffic.classes
     if asked.trace is None:
-        if asked.cache_tokens is not None:
-            raise InputError("--cache-tokens: of a trace that names its blocks (--trace FILE)")
-        return traffic.parse(asked.classes) if asked.classes else None
-    if asked.classes:
+        return traffic.parse(classes) if classes else None
+    if classes:
         raise InputError("--trace and --class: one of them")
-    tiers = numbers(asked.cache_tokens, "--cache-tokens") or []
+    tiers = numbers(asked.traffic.cache_tokens, "--cache-tokens") or []
     mix, _ = traces.to_classes(traces.read(asked.trace), _TRACE_CLASSES, tiers)
     return mix
 
@@ -207,39 +259,36 @@ def _read(asked: Asked) -> tuple[Any, dict[str, Any], Any, dict[str, Any]]:
     from perfmodel.models.catalogue import load_model
     from perfmodel.placement import Links
 
-    pools: dict[str, Any] = dict(asked.pools)
+    given = asked.pools
+    pools: dict[str, Any] = dict(given.named())
     base = None
     if asked.chip is not None:
         base = systems.PoolAsked(asked.chip, **asked.base)
     else:
-        usual = systems.PoolAsked("")
-        own = {name: (given, getattr(usual, name)) for name, given in asked.base.items()}
-        formats = ("weights", "activations", "kv")
-        options = {name: pair for name, pair in own.items() if name not in formats}
-        refuse("of CHIP; a pool's own is written CHIP:tp=…,replicas=…", **options)
         # Without a chip of the rest, its formats are those of every pool that names none.
         formats = {k: asked.base[k] for k in ("weights", "activations", "kv") if asked.base[k]}
+        formats = formats or ({"weights": "fp8"} if asked.searched else {})
         for role, text in pools.items():
             pool = systems.parse_pool(text, f"--{role}")
             lacks = {k: v for k, v in formats.items() if getattr(pool, k) is None}
             pools[role] = dataclasses.replace(pool, **lacks)
     extra: dict[str, Any] = {}
-    rates = numbers(asked.acceptance, "--acceptance")
-    lengths = numbers(asked.accepted_length, "--accepted-length")
-    if asked.draft is not None:
-        name, at, pool = asked.draft.partition("@")
+    rates = numbers(given.acceptance, "--acceptance")
+    lengths = numbers(given.accepted_length, "--accepted-length")
+    if given.draft is not None:
+        name, at, pool = given.draft.partition("@")
         if at:
             pools["draft"] = pool
         if rates is None and lengths is None:
             raise InputError("--draft: its --acceptance or --accepted-length is needed")
         rate = rates[0] if rates is not None and len(rates) == 1 else rates
-        extra["spec"] = systems.acceptance(asked.draft_tokens, rate, lengths, asked.candidates)
+        extra["spec"] = systems.acceptance(
+            asked.draft_tokens, rate, lengths, given.draft_candidates
+        )
         extra["draft"] = name
-    elif rates is not None or lengths is not None:
-        raise InputError("--acceptance, --accepted-length: of the model that --draft names")
-    if asked.link is not None:
-        inside = asked.link.strip() == "domain"
-        between = systems.link(None if inside else bandwidth(asked.link), None, inside)
+    if given.link is not None:
+        inside = given.link.strip() == "domain"
+        between = systems.link(None if inside else bandwidth(given.link), None, inside)
         extra["links"] = Links(between, between, between)
     mix = _traffic(asked)
     if mix is not None:
@@ -254,34 +303,14 @@ def _read(asked: Asked) -> tuple[Any, dict[str, Any], Any, dict[str, Any]]:
     return network, pools, base, extra
 
 
-def asked(
-    model: str,
-    named: dict[str, str | None],
-    draft: str | None,
-    acceptance: str | None,
-    accepted_length: str | None,
-    link: str | None,
-    classes: list[str] | None,
-    precision: list[str] | None,
-    assume_dense: bool,
-    trace: str | None = None,
-    cache_tokens: str | None = None,
-    kv: str = "paged",
-    candidates: float = 1.0,
-) -> Asked:
-    """Returns the options of a search; pools that name no format have the one asked for."""
+def formats(precision: list[str] | None) -> dict[str, Any]:
+    """Returns the formats of pools that name none, from those that a search is asked for."""
     if precision is not None and len(precision) > 1:
         raise InputError(
             "--precision: one for all pools; a pool's own is CHIP:weights=…,activations=…,kv=…"
         )
     base: dict[str, Any] = {"weights": None, "activations": None, "kv": None}
-    base |= dict(zip(base, (precision or ["fp8"])[0].split("/"), strict=False))
-    return Asked(
-        model=model, chip=None, pools={k: v for k, v in named.items() if v is not None},
-        draft=draft, draft_tokens=4.0, acceptance=acceptance, accepted_length=accepted_length,
-        micro_batches=1, link=link, base=base, assume_dense=assume_dense, classes=classes or [],
-        trace=trace, cache_tokens=cache_tokens, kv=kv, candidates=candidates,
-    )  # fmt: skip
+    return base | dict(zip(base, precision[0].split("/") if precision else (), strict=False))
 
 
 def per_axes(x: str, y: str, per: str | None) -> tuple[str, str]:
@@ -329,7 +358,7 @@ def show_frontier(
 
     with working("evaluating every system", quiet=json):
         ready()
-        found = frontier(given, chips, dict(given.base), **options)
+        found = frontier(given, chips, **options)
         found = found.assign_attrs(command(context))
         files = {} if out is None else report.save_systems(found, out)
     if json:

@@ -75,7 +75,7 @@ def system_table(found: "xr.Dataset") -> "Group":
     ]
     return Group(
         lines(title, style="bold"),
-        lines(str(attrs.get("traffic", ""))),
+        *_noted(found),
         lines(f"{load} · engine {attrs.get('engine', 'neutral')}"),
         "",
         numbers,
@@ -125,7 +125,10 @@ def _simulated(found: "xr.Dataset") -> "list[RenderableType]":
         ("ttft", "TTFT", 1.0, "s"), ("tpot", "TPOT", 1e3, "ms"), ("e2e", "E2E", 1.0, "s"),
     ):  # fmt: skip
         values = found[f"simulated_{key}_s"].values * factor
-        table.add_row(f"{words} [{unit}]", *(f"{value:,.3f}" for value in values))
+        table.add_row(f"{words}, {unit}", *(f"{value:,.3f}" for value in values))
+    gaps = 1e3 * found["simulated_gap_s"].values
+    told = (f"{value:,.3f}" if value == value else "" for value in gaps)  # noqa: PLR0124
+    table.add_row("between tokens, ms", *told)
     speeds = found["simulated_tokens_per_second_user_e2e"].values
     table.add_row("tok/s a user, E2E", *(f"{value:,.1f}" for value in speeds))
     count, again, away = (
@@ -135,6 +138,44 @@ def _simulated(found: "xr.Dataset") -> "list[RenderableType]":
     said += f"{float(found['simulated_within_limits']):.0%} within the limits, "
     said += f"{float(found['simulated_goodput']):.3g} a second"
     return [table, lines(said), ""]
+
+
+def _followed(found: "xr.Dataset") -> "list[RenderableType]":
+    """Returns percentiles at the rate asked for, system by system; nothing where none followed."""
+    if "statistic" not in found.coords:
+        return []
+    table = grid(
+        ("simulated at that rate", "left"), ("TTFT s\np50", "right"), ("\np99", "right"),
+        ("TPOT ms\np50", "right"), ("\np99", "right"), ("gap ms\np99", "right"),
+        ("within\nlimits %", "right"),
+    )  # fmt: skip
+    for i, name in enumerate(found["system"].values):
+        here = found.isel(point=i)
+        values = [
+            factor * float(here[f"simulated_{key}_s"].sel(statistic=statistic))
+            for key, statistic, factor in (
+                ("ttft", "p50", 1.0), ("ttft", "p99", 1.0), ("tpot", "p50", 1e3),
+                ("tpot", "p99", 1e3), ("gap", "p99", 1e3),
+            )
+        ]  # fmt: skip
+        within = 100.0 * float(here["simulated_within_limits"])
+        table.add_row(str(name), *(f"{value:,.3g}" for value in values), f"{within:.0f}")
+    return ["", table]
+
+
+def _noted(found: "xr.Dataset") -> "list[RenderableType]":
+    """Returns where the traffic is from, nothing where it was written."""
+    return [lines(str(found.attrs["traffic"]))] if "traffic" in found.attrs else []
+
+
+def _served(found: "xr.Dataset") -> str:
+    """Returns how the systems of a search serve, in words."""
+    words = [f"engine {found.attrs.get('engine', 'neutral')}"]
+    for key, said in (("formats", "formats {}"), ("batching", "batches {}"),
+                      ("kv_memory", "memory {}")):  # fmt: skip
+        if key in found.attrs:
+            words.append(said.format(found.attrs[key]))
+    return " · ".join(words)
 
 
 def systems_table(found: "xr.Dataset", most: int = 14) -> "Group":
@@ -168,10 +209,16 @@ def systems_table(found: "xr.Dataset", most: int = 14) -> "Group":
             f"if a tenth of the prompt tokens not cached were: {y} "
             f"{float(found[gain].median()):+.1%} in the median of the points"
         )
-    what = f"{y} against {x}"
+    if f"{y}_per_hit" in found:
+        steep = (found[f"{y}_per_hit"] / found[y]).median()
+        told += f"; by the gradient {0.01 * float(steep):+.2%} for a hundredth of the prompts"
+    what, most_chips = f"{y} against {x}", f" · at most {found.attrs['max_chips']} chips"
     if "rate" in found.attrs:
+        most_chips = ""
         what = f"smallest systems for {found.attrs['rate']:g} requests a second"
     extra = []
+    if "left_out" in found.attrs:
+        extra += [f"left out: {why}" for why in str(found.attrs["left_out"]).split("; ")]
     if "hypervolume" in found.attrs:
         extra.append(
             f"descent reaches {found.attrs['hypervolume']:.2%} of the enumeration's hypervolume: "
@@ -180,9 +227,12 @@ def systems_table(found: "xr.Dataset", most: int = 14) -> "Group":
         )
     return Group(
         lines(f"{_labels.model_title(str(found.attrs['model']))}: {what}", style="bold"),
-        lines(f"{_labels.lengths(found)} · at most {found.attrs['max_chips']} chips"),
+        *_noted(found),
+        lines(_labels.lengths(found) + most_chips),
+        lines(_served(found)),
         "",
         rows,
-        lines(*extra),
-        lines(told, style="dim"),
+        *_followed(found),
+        *(["", lines(*extra)] if extra else []),
+        *(["", lines(told, style="dim")] if told else []),
     )

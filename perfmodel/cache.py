@@ -13,14 +13,6 @@ import tempfile
 from collections.abc import Callable, Mapping
 from typing import Any
 
-UNFUSED: Mapping[str, str] = {"xla_disable_hlo_passes": "fusion,cpu-instruction-fusion"}
-"""Compiler options for programs with many results on a CPU: gradients, and all numbers of a design.
-
-XLA's CPU fusion copies what several results share into each of them, and does not vectorise what
-then grows too long. Gradients of an estimate compile in a fifth of the time without it and run ten
-times as fast; a program with few results is better fused. For `jax.jit(…, compiler_options=…)`.
-"""
-
 
 def folder() -> pathlib.Path:
     """Returns this user's cache folder for compiled programs."""
@@ -53,27 +45,50 @@ def enable_cache(path: str | os.PathLike[str] | None = None) -> pathlib.Path:
     return where
 
 
-def stored(
+def program(
     name: str,
     function: Callable[..., Any],
     arguments: tuple[Any, ...],
-    options: Mapping[str, str],
-) -> Callable[..., Any] | None:
-    """Returns `function`, compiled with `options`, from its lowered program on disk; None where no
-    compilation cache is on.
+    kind: Mapping[str, str] | None = None,
+) -> Callable[..., Any]:
+    """Returns `function`, compiled, from its lowered program on disk where a compilation cache is
+    on.
 
     The program is filed under everything it depends on: the source of this package, the versions
     of JAX and Python, and the structure, shapes and types of `arguments`. A file that cannot be
     read is made again.
+
+    Args:
+        name: of the file. function: the same object every time.
+        arguments: of a call. kind: `compiled.UNFUSED` (the default) or another of that module.
     """
     import jax
 
+    options = _options(kind)
     where = getattr(jax.config, "jax_compilation_cache_dir", None)
     if not where:
-        return None
+        return _in_memory(function, options)
     leaves, structure = jax.tree.flatten(arguments)
     shapes = tuple((leaf.shape, str(leaf.dtype)) for leaf in map(_as_array, leaves))
-    return _stored(name, function, structure, shapes, tuple(options.items()), os.fspath(where))
+    return _stored(name, function, structure, shapes, options, os.fspath(where))
+
+
+def compilations(function: Callable[..., Any], kind: Mapping[str, str] | None = None) -> int:
+    """Returns how often this process has compiled a function, where no compilation cache is on."""
+    return _in_memory(function, _options(kind))._cache_size()
+
+
+def _options(kind: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
+    from perfmodel import compiled
+
+    return tuple(compiled.options(compiled.UNFUSED if kind is None else kind).items())
+
+
+@functools.cache
+def _in_memory(function: Callable[..., Any], options: tuple[tuple[str, str], ...]) -> Any:
+    import jax
+
+    return jax.jit(function, compiler_options=dict(options))
 
 
 def _as_array(leaf: Any) -> Any:

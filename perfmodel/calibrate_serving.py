@@ -23,7 +23,7 @@ import optax
 from jax import Array
 
 from perfmodel import _serving_report as report
-from perfmodel import cache, catalog, disaggregated_report, engines, prediction
+from perfmodel import catalog, compiled, disaggregated_report, engines, prediction
 from perfmodel._calibration_files import toml_value
 from perfmodel._fitting import Prior
 from perfmodel._serving_runs import SEED, Runs, load
@@ -102,8 +102,7 @@ def fit(runs: Runs, seen: np.ndarray, steps: int = STEPS) -> Fit:
             start=jnp.zeros(()),
         )
 
-    options = dict(cache.UNFUSED) if jax.default_backend() == "cpu" else {}
-    slope = jax.jit(jax.value_and_grad(batch_cost), compiler_options=options)
+    slope = compiled.unfused(jax.value_and_grad(batch_cost))
 
     def prior_cost(free: Mapping[str, Array]) -> Array:
         terms = [jnp.sum(((free[n] - centre[n]) / PRIORS[n].sigma) ** 2) for n in PRIORS]

@@ -12,53 +12,46 @@ from typing import Annotated, Any
 import typer
 
 from perfmodel import _chips_command, _exits
-from perfmodel._commands import Engine as _Engine
-from perfmodel._commands import Isl as _Isl
-from perfmodel._commands import Json as _Json
-from perfmodel._commands import MaxCost as _MaxCost
-from perfmodel._commands import MaxPower as _MaxPower
-from perfmodel._commands import MaxRacks as _MaxRacks
-from perfmodel._commands import Osl as _Osl
-from perfmodel._commands import budgets as _budgets
+from perfmodel._commands import Grouped
 from perfmodel._commands import command as _command
 from perfmodel._commands import print_json as _print_json
 from perfmodel._commands import ready as _ready
 from perfmodel._commands import show as _show
 from perfmodel._commands import working as _working
 from perfmodel._options import (
-    Acceptance,
-    Accepted,
-    Attention,
-    CacheTokens,
-    Candidates,
-    Classes,
-    Decode,
+    COST,
+    DRAFTS,
+    LIMITS,
+    OUTPUT,
+    PLAN,
+    POOLS,
+    TRAFFIC,
+    Batching,
+    Budgets,
     Dense,
-    Draft,
-    DraftTokens,
-    Electricity,
-    Ffn,
-    Hit,
-    Images,
+    Engine,
+    Json,
     KvMemory,
-    Lifetime,
-    Link,
     ModelName,
-    Ownership,
+    Owning,
+    Pools,
     Precisions,
-    Prefill,
     Prices,
-    Pue,
     Routing,
-    Tpot,
+    ServiceLevels,
+    Simulate,
     TraceFile,
-    Ttft,
+    Traffic,
     exponent,
+    grouped,
     is_table,
     kv_options,
+    option,
     price_table,
     refuse,
-    seconds,
+    refuse_unused,
+    systems_asked,
+    typed,
 )
 from perfmodel.errors import Infeasible, InputError, shorten
 
@@ -73,6 +66,15 @@ app = typer.Typer(
 )
 
 app.add_typer(_chips_command.app)
+
+# What is not given on the command line, group by group.
+_TRAFFIC, _LEVELS, _BUDGETS = Traffic(), ServiceLevels(), Budgets()
+_OWNING, _POOLS = Owning(), Pools()
+
+# The plan of CHIP in `estimate`.
+_PLAN = (
+    "tp", "pp", "ep", "attention_dp", "regions", "offload", "weights_first", "replicas", "chunk",
+)  # fmt: skip
 
 # ---- Commands ----
 
@@ -91,131 +93,119 @@ def _start(
         typer.echo(context.get_help())
 
 
-@app.command()
+@app.command(cls=Grouped)
+@grouped
 def estimate(
     context: typer.Context,
     model: Annotated[
         str,
         typer.Argument(
             metavar="MODEL",
-            help="Catalogue name, config.json, or a folder with one; left out with --trace.",
+            help="Catalogue name, config.json, or a folder with one; left out where a function is "
+            "traced.",
         ),
     ],
     chip: Annotated[
         str | None, typer.Argument(metavar="CHIP", help="Catalogue name, or a TOML file.")
     ] = None,
-    tp: Annotated[int, typer.Option(help="Chips of a stage (tensor-parallel degree).")] = 1,
-    pp: Annotated[int, typer.Option(help="Pipeline stages.")] = 1,
-    ep: Annotated[int, typer.Option(help="Expert-parallel degree, of the TP chips.")] = 1,
+    tp: Annotated[int, option(PLAN, help="Chips of a stage (tensor-parallel degree).")] = 1,
+    pp: Annotated[int, option(PLAN, help="Pipeline stages.")] = 1,
+    ep: Annotated[int, option(PLAN, help="Expert-parallel degree, of the TP chips.")] = 1,
     attention_dp: Annotated[
-        int, typer.Option(help="Groups of the TP chips that attend to requests of their own.")
+        int, option(PLAN, help="Groups of the TP chips that attend to requests of their own.")
     ] = 1,
-    cp: Annotated[int, typer.Option(help="Chips of a group that share each sequence's keys.")] = 1,
+    cp: Annotated[int, option(PLAN, help="Chips of a group that share each sequence's keys.")] = 1,
     regions: Annotated[
-        int, typer.Option(help="Pipeline stages side by side on each chip (wafers).")
+        int, option(PLAN, help="Pipeline stages side by side on each chip (wafers).")
     ] = 1,
-    offload: Annotated[
-        float, typer.Option(help="Share of slower memories, the host's among them, that is used.")
-    ] = 0.0,
-    weights_first: Annotated[
-        float, typer.Option(help="Share of the weights placed before keys and values.")
-    ] = 1.0,
-    batch: Annotated[int, typer.Option(help="Concurrent requests per replica.")] = 1,
-    isl: _Isl = 4000,
-    osl: _Osl = 1000,
-    prefix_hit: Hit = 0.0,
-    weights: Annotated[
-        str | None, typer.Option(help="Format of weights: bf16, fp8, int8, int4, nvfp4, mxfp4.")
+    replicas: Annotated[int, option(PLAN, help="Equal replicas.")] = 1,
+    batch: Annotated[int, option(PLAN, help="Concurrent requests per replica.")] = 1,
+    chunk: Annotated[
+        int | None,
+        option(PLAN, help="Most prompt tokens in a step.", show_default="the engine's"),
     ] = None,
-    activations: Annotated[str | None, typer.Option(help="Format of activations.")] = None,
+    weights: Annotated[
+        str | None, option(PLAN, help="Format of weights: bf16, fp8, int8, int4, nvfp4, mxfp4.")
+    ] = None,
+    activations: Annotated[str | None, option(PLAN, help="Format of activations.")] = None,
     kv: Annotated[
         str | None,
-        typer.Option(
+        option(
+            PLAN,
             metavar="FORMAT|paged|reserved[:TOKENS]",
             help="Format of the KV cache, and how its memory is given out (commas between).",
         ),
     ] = None,
-    batching: Annotated[
-        str,
-        typer.Option(
-            metavar="continuous|static[:SPREAD]",
-            help="Requests come and go, or wait for the longest output of their batch.",
-        ),
-    ] = "continuous",
-    classes: Classes = None,
-    cache_tokens: CacheTokens = None,
-    simulate: Annotated[
-        int, typer.Option(metavar="REQUESTS", help="Follow so many requests, for percentiles.")
-    ] = 0,
-    engine: _Engine = "neutral",
-    chunk: Annotated[
-        int | None, typer.Option(help="Most prompt tokens in a step.", show_default="the engine's")
-    ] = None,
-    replicas: Annotated[int, typer.Option(help="Equal replicas.")] = 1,
-    slo_ttft: Ttft = None,
-    slo_tpot: Tpot = None,
-    price: Annotated[
-        float | None, typer.Option(metavar="USD", help="Rent of one chip and hour.")
-    ] = None,
-    ownership: Ownership = "rented",
-    electricity: Electricity = None,
-    pue: Pue = None,
-    lifetime: Lifetime = None,
-    routing: Routing = "uniform",
-    images: Images = 0.0,
-    operators: Annotated[
-        bool, typer.Option("--operators", help="Open the steps down to their operators.")
-    ] = False,
-    sensitivity: Annotated[
-        bool, typer.Option("--sensitivity", help="Tell what 1 % more of each number would do.")
-    ] = False,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR", help="Write sensitivity.nc, .png and .html, or the commands there."
-        ),
-    ] = None,
-    ranges: Annotated[
-        bool,
-        typer.Option(
-            "--ranges/--no-ranges", help="Tell how far ranges of the chip's numbers carry."
-        ),
-    ] = True,
+    offload: Annotated[
+        float, option(PLAN, help="Share of slower memories, the host's among them, that is used.")
+    ] = 0.0,
+    weights_first: Annotated[
+        float, option(PLAN, help="Share of the weights placed before keys and values.")
+    ] = 1.0,
+    traffic: Traffic = _TRAFFIC,
     trace: Annotated[
         str | None,
-        typer.Option(
-            metavar="MODULE:FUNCTION|FILE",
-            help="Time a JAX function of your own on CHIP instead; or requests of a trace.",
+        option(
+            TRAFFIC,
+            metavar="FILE|MODULE:FUNCTION",
+            help="Requests of a trace, instead of --isl and --osl; or time a JAX function of your "
+            "own on CHIP.",
         ),
     ] = None,
     shape: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
+            TRAFFIC,
             metavar="SIZES:TYPE",
             help="Argument of that function, as 8,4096:bf16 (repeat for more).",
         ),
     ] = None,
-    prefill: Prefill = None,
-    decode: Decode = None,
-    attention: Attention = None,
-    ffn: Ffn = None,
-    draft: Draft = None,
-    draft_tokens: DraftTokens = 4.0,
-    acceptance: Acceptance = None,
-    accepted_length: Accepted = None,
-    draft_candidates: Candidates = 1.0,
+    routing: Routing = "uniform",
+    simulate: Simulate = 0,
+    engine: Engine = "neutral",
+    batching: Batching = "continuous",
+    levels: ServiceLevels = _LEVELS,
+    price: Annotated[
+        float | None, option(COST, metavar="USD", help="Rent of one chip and hour.")
+    ] = None,
+    owning: Owning = _OWNING,
+    pools: Pools = _POOLS,
     micro_batches: Annotated[
-        int, typer.Option(help="Micro-batches that take turns between pools.")
+        int, option(POOLS, help="Micro-batches that take turns between pools.")
     ] = 1,
-    link: Link = None,
+    draft_tokens: Annotated[float, option(DRAFTS, help="Tokens drafted in a cycle.")] = 4.0,
+    operators: Annotated[
+        bool, option(OUTPUT, "--operators", help="Open the steps down to their operators.")
+    ] = False,
+    sensitivity: Annotated[
+        bool, option(OUTPUT, "--sensitivity", help="Tell what 1 % more of each number would do.")
+    ] = False,
+    ranges: Annotated[
+        bool,
+        option(
+            OUTPUT,
+            "--ranges/--no-ranges",
+            help="Tell how far ranges of the chip's numbers carry.",
+        ),
+    ] = True,
     export: Annotated[
         str | None,
-        typer.Option(
-            metavar="vllm|sglang|trtllm", help="Tell the commands that start and measure it."
+        option(
+            OUTPUT,
+            metavar="vllm|sglang|trtllm",
+            help="Tell the commands that start and measure it.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        option(
+            OUTPUT,
+            metavar="DIR",
+            help="Write sensitivity.nc, .png and .html, or the commands there.",
         ),
     ] = None,
     assume_dense: Dense = False,
-    json: _Json = False,
+    json: Json = False,
 ) -> None:
     """Tell what one design achieves and what binds it.
 
@@ -229,58 +219,41 @@ def estimate(
     if trace is not None and not is_table(trace):
         _estimate_function(context, trace, shape or [], model, json)
         return
-    named = {"prefill": prefill, "decode": decode, "attention": attention, "ffn": ffn}
+    if shape:
+        raise InputError("--shape: it is of the function that --trace names")
     kv, policy = kv_options(kv)
-    if not any(named.values()) and draft is None:
-        refuse("of several pools", link=(link, None), micro_batches=(micro_batches, 1))
-    if draft is None:
-        refuse(
-            "of what --draft names", acceptance=(acceptance, None),
-            accepted_length=(accepted_length, None), draft_tokens=(draft_tokens, 4.0),
-            draft_candidates=(draft_candidates, 1.0),
-        )  # fmt: skip
-    if trace is None:
-        refuse("of a trace that names its blocks (--trace FILE)", cache_tokens=(cache_tokens, None))
+    refuse_unused(context, pools, traffic, trace)
     if simulate < 0:
         raise InputError(f"--simulate: requests to follow, at least 1, not {simulate}")
-    scheduled = (
-        batching != "continuous", policy not in ("", "paged"), bool(classes), trace is not None,
-        simulate > 0,
-    )  # fmt: skip
-    if any(named.values()) or draft is not None or any(scheduled):
+    if systems_asked(pools, traffic, trace, batching, policy) or simulate:
         from perfmodel import _system_command
 
         if operators or sensitivity or (out is not None and export is None):
             raise InputError(
                 "--operators, --sensitivity and --out: of one pool, one class and pages of KV only"
             )
-        refuse("of one pool, one class and pages of KV only", cp=(cp, 1), images=(images, 0))
-        if not any(named.values()) and "@" not in (draft or ""):
-            refuse("of several pools", link=(link, None), micro_batches=(micro_batches, 1))
-        if classes or trace is not None:
-            why = "--class and --trace say how long requests are"
-            refuse(why, isl=(isl, 4000), osl=(osl, 1000), prefix_hit=(prefix_hit, 0.0))
+        why = "of one pool, one class and pages of KV only"
+        refuse(context, why, "cp", "images", "ranges")
+        if chip is None and not pools.named():
+            raise InputError("missing argument 'CHIP', or a pool such as '--decode'")
+        if chip is None:
+            why = "of CHIP; a pool's own is written CHIP:tp=…,replicas=…"
+            refuse(context, why, *_PLAN)
         made = _system_command.Asked(
-            model=model, chip=chip, pools={k: v for k, v in named.items() if v is not None},
-            draft=draft, draft_tokens=draft_tokens, acceptance=acceptance,
-            accepted_length=accepted_length, candidates=draft_candidates,
-            micro_batches=micro_batches, link=link,
-            batching=batching, kv=policy, classes=classes or [], trace=trace,
-            cache_tokens=cache_tokens, simulate=simulate,
-            base=dict(
+            model, pools, traffic,
+            dict(
                 tp=tp, pp=pp, ep=ep, attention_dp=attention_dp, regions=regions, offload=offload,
                 weights_first=weights_first, replicas=replicas, chunk=chunk, weights=weights,
                 activations=activations, kv=kv,
             ),
-            assume_dense=assume_dense,
+            chip=chip, trace=trace, batching=batching, kv=policy, draft_tokens=draft_tokens,
+            micro_batches=micro_batches, simulate=simulate, assume_dense=assume_dense,
         )  # fmt: skip
         with _working("evaluating", quiet=json):
             _ready()
             found, scripts = _system_command.run(
-                made, export, batch=batch, isl=isl, osl=osl, prefix_hit=prefix_hit, engine=engine,
-                slo_ttft=seconds(slo_ttft, "--slo-ttft"), slo_tpot=seconds(slo_tpot, "--slo-tpot"),
-                price=price, ownership=ownership, electricity=electricity, pue=pue,
-                lifetime=lifetime, routing=exponent(routing),
+                made, export, batch=batch, engine=engine, price=price, routing=exponent(routing),
+                **traffic.alike(), **levels.seconds(), **owning.terms(),
             )  # fmt: skip
             found = found.assign_attrs(_command(context))
         made_by = found.attrs["command"]
@@ -296,18 +269,14 @@ def estimate(
         if not bool(found["feasible"]):
             raise Infeasible(str(found["binding"].item()))
         return
-    if shape:
-        raise InputError("--shape: it is of the function that --trace names")
     if chip is None:
         raise InputError("missing argument 'CHIP'")
     options: dict[str, Any] = dict(
         tp=tp, pp=pp, ep=ep, attention_dp=attention_dp, cp=cp, regions=regions, offload=offload,
-        weights_first=weights_first, batch=batch, chunk=chunk,
-        replicas=replicas, isl=isl, osl=osl,
-        prefix_hit=prefix_hit, weights=weights, activations=activations, kv=kv, engine=engine,
-        slo_ttft=seconds(slo_ttft, "--slo-ttft"), slo_tpot=seconds(slo_tpot, "--slo-tpot"),
-        price=price, ownership=ownership, electricity=electricity, pue=pue, lifetime=lifetime,
-        routing=exponent(routing), images=images or None,
+        weights_first=weights_first, batch=batch, chunk=chunk, replicas=replicas,
+        weights=weights, activations=activations, kv=kv, engine=engine, price=price,
+        routing=exponent(routing), images=traffic.images or None,
+        **traffic.alike(), **levels.seconds(), **owning.terms(),
     )  # fmt: skip
     if out is not None and not sensitivity and export is None:
         raise InputError("--out: there is something to write with --sensitivity or --export")
@@ -358,13 +327,7 @@ def _estimate_function(
     context: typer.Context, name: str, shapes: list[str], chip: str, json: bool
 ) -> None:
     """Tells the time of a traced function on a chip, which is the only argument then."""
-    passed = {
-        parameter.opts[0]
-        for parameter in context.command.params
-        if context.get_parameter_source(parameter.name or "") is not None
-        and context.get_parameter_source(parameter.name or "").name == "COMMANDLINE"  # pyright: ignore[reportOptionalMemberAccess]
-    }
-    other = sorted(passed - {"model", "--trace", "--shape", "--json"})
+    other = sorted(set(typed(context).values()) - {"model", "--trace", "--shape", "--json"})
     if other:
         said = "one CHIP and no MODEL" if "chip" in other else f"no {other[0]}"
         raise InputError(f"--trace: a function takes {said}")
@@ -392,116 +355,93 @@ def _estimate_function(
         )
 
 
-@app.command()
+@app.command(cls=Grouped)
+@grouped
 def frontier(
     context: typer.Context,
     model: ModelName,
     chip: Annotated[
-        list[str] | None, typer.Option(help="Chip (repeat for more), a TOML file of one, or all.")
+        list[str] | None,
+        option(PLAN, help="Chip (repeat for more), a TOML file of one, or all."),
     ] = None,
-    x: Annotated[str, typer.Option(help="Horizontal axis.")] = "tokens_per_second_user",
-    y: Annotated[str, typer.Option(help="Vertical axis.")] = "output_tokens_per_second_chip",
-    per: Annotated[
-        str | None,
-        typer.Option(metavar="chip|kw|usd|rack", help="What throughput on an axis is counted per."),
+    pp: Annotated[
+        list[int] | None,
+        option(PLAN, help="Pipeline stages to try (repeat for more).", show_default="1"),
     ] = None,
-    isl: _Isl = 4000,
-    osl: _Osl = 1000,
+    cp: Annotated[
+        list[int] | None,
+        option(PLAN, help="Context-parallel degrees to try (repeat).", show_default="1"),
+    ] = None,
+    precision: Precisions = None,
+    traffic: Traffic = _TRAFFIC,
+    trace: TraceFile = None,
+    routing: Routing = "uniform",
+    engine: Engine = "neutral",
+    batching: Batching = "continuous",
+    kv: KvMemory = "paged",
+    levels: ServiceLevels = _LEVELS,
     max_chips: Annotated[
         int | None,
-        typer.Option(
+        option(
+            LIMITS,
             help="Chips that a plan and its replicas may fill.",
             show_default="16, or what the limits below allow",
         ),
     ] = None,
-    max_power: _MaxPower = None,
-    max_racks: _MaxRacks = None,
-    max_cost: _MaxCost = None,
-    pp: Annotated[
-        list[int] | None,
-        typer.Option(help="Pipeline stages to try (repeat for more).", show_default="1"),
-    ] = None,
-    cp: Annotated[
-        list[int] | None,
-        typer.Option(help="Context-parallel degrees to try (repeat).", show_default="1"),
-    ] = None,
-    precision: Precisions = None,
-    slo_ttft: Ttft = None,
-    slo_tpot: Tpot = None,
-    prefix_hit: Hit = 0.0,
-    engine: _Engine = "neutral",
+    budgets: Budgets = _BUDGETS,
     price: Prices = None,
-    ownership: Ownership = "rented",
-    electricity: Electricity = None,
-    pue: Pue = None,
-    lifetime: Lifetime = None,
-    routing: Routing = "uniform",
-    images: Images = 0.0,
+    owning: Owning = _OWNING,
+    pools: Pools = _POOLS,
+    x: Annotated[str, option(OUTPUT, help="Horizontal axis.")] = "tokens_per_second_user",
+    y: Annotated[str, option(OUTPUT, help="Vertical axis.")] = "output_tokens_per_second_chip",
+    per: Annotated[
+        str | None,
+        option(
+            OUTPUT,
+            metavar="chip|kw|usd|rack",
+            help="What throughput on an axis is counted per.",
+        ),
+    ] = None,
     descend: Annotated[
-        bool, typer.Option("--descend", help="Find the plans by gradient; compare with all.")
+        bool, option(OUTPUT, "--descend", help="Find the plans by gradient; compare with all.")
     ] = False,
     measured: Annotated[
-        Path | None, typer.Option(metavar="RUNS.csv", help="Measured runs to draw beside.")
+        Path | None, option(OUTPUT, metavar="RUNS.csv", help="Measured runs to draw beside.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write frontier.nc, .png and .html there.")
+        Path | None, option(OUTPUT, metavar="DIR", help="Write frontier.nc, .png and .html there.")
     ] = None,
-    classes: Classes = None,
-    trace: TraceFile = None,
-    cache_tokens: CacheTokens = None,
-    kv: KvMemory = "paged",
-    prefill: Prefill = None,
-    decode: Decode = None,
-    attention: Attention = None,
-    ffn: Ffn = None,
-    draft: Draft = None,
-    acceptance: Acceptance = None,
-    accepted_length: Accepted = None,
-    draft_candidates: Candidates = 1.0,
-    link: Link = None,
     assume_dense: Dense = False,
-    json: _Json = False,
+    json: Json = False,
 ) -> None:
     """Find the plans worth having, for each chip.
 
     Those that no other plan of the chip betters on both axes: by default throughput per chip and
     interactivity, the tokens per second that one user sees.
     """
-    named = {"prefill": prefill, "decode": decode, "attention": attention, "ffn": ffn}
-    if any(named.values()) or draft is not None or classes or trace or kv != "paged":
+    refuse_unused(context, pools, traffic, trace)
+    asked_for: dict[str, Any] = dict(
+        engine=engine, price=price_table(price), routing=exponent(routing), descend=descend,
+        **traffic.alike(), **owning.terms(), **levels.seconds(), **budgets.checked(),
+    )  # fmt: skip
+    if systems_asked(pools, traffic, trace, batching, kv):
         from perfmodel import _system_command
 
-        refuse(
-            "of one pool and one class only", measured=(measured, None), pp=(pp, None),
-            cp=(cp, None), images=(images, 0),
-        )  # fmt: skip
+        refuse(context, "of one pool and one class only", "measured", "pp", "cp", "images")
         x, y = _system_command.per_axes(x, y, per)
-        asked = _system_command.asked(
-            model, named, draft, acceptance, accepted_length, link, classes, precision,
-            assume_dense, trace, cache_tokens, kv, draft_candidates,
+        asked = _system_command.Asked(
+            model, pools, traffic, _system_command.formats(precision), trace=trace,
+            batching=batching, kv=kv, searched=True, assume_dense=assume_dense,
         )  # fmt: skip
+        most = 16 if max_chips is None else max_chips
         _system_command.show_frontier(
-            context, asked, chip or [], out, json,
-            isl=isl, osl=osl, max_chips=16 if max_chips is None else max_chips,
-            prefix_hit=prefix_hit, engine=engine, x=x, y=y,
-            descend=descend, price=price_table(price), ownership=ownership, electricity=electricity,
-            pue=pue, lifetime=lifetime, slo_ttft=seconds(slo_ttft, "--slo-ttft"),
-            slo_tpot=seconds(slo_tpot, "--slo-tpot"), **_budgets(max_power, max_racks, max_cost),
-            routing=exponent(routing),
-        )  # fmt: skip
+            context, asked, chip or [], out, json, max_chips=most, x=x, y=y, **asked_for
+        )
         return
-    _only_systems(acceptance, accepted_length, draft_candidates, link, cache_tokens)
     if not chip:
         raise InputError("missing option '--chip'")
     choices = {"precisions": precision, "pp": pp, "cp": cp}
     extra: dict[str, Any] = {name: given for name, given in choices.items() if given}
-    extra |= {
-        "slo_ttft": seconds(slo_ttft, "--slo-ttft"),
-        "slo_tpot": seconds(slo_tpot, "--slo-tpot"),
-        **_budgets(max_power, max_racks, max_cost),
-        "routing": exponent(routing),
-        "images": images or None,
-    }
     from perfmodel import report
 
     with contextlib.ExitStack() as stack:
@@ -513,11 +453,8 @@ def frontier(
             try:
                 found = perfmodel.frontier(
                     perfmodel.load_model(model, assume_dense=assume_dense), chip,
-                    isl=isl, osl=osl, max_chips=max_chips,
-                    prefix_hit=prefix_hit, engine=engine, x=x, y=y, per=per, descend=descend,
-                    price=price_table(price),
-                    ownership=ownership, electricity=electricity, pue=pue, lifetime=lifetime,
-                    **extra,
+                    max_chips=max_chips, x=x, y=y, per=per, images=traffic.images or None,
+                    **asked_for, **extra,
                 ).assign_attrs(_command(context))  # fmt: skip
             except Infeasible as error:
                 if json and error.found is not None:
@@ -544,97 +481,71 @@ def frontier(
         report.write("\n".join(f"wrote {path}" for path in files.values()))
 
 
-def _only_systems(
-    acceptance: str | None,
-    accepted_length: str | None,
-    candidates: float,
-    link: str | None,
-    cache_tokens: str | None,
-) -> None:
-    """Raises for options of systems where none is asked for."""
-    refuse(
-        "of what --draft names", acceptance=(acceptance, None),
-        accepted_length=(accepted_length, None), draft_candidates=(candidates, 1.0),
-    )  # fmt: skip
-    refuse("of several pools (--prefill, --decode …)", link=(link, None))
-    refuse("of a trace that names its blocks (--trace FILE)", cache_tokens=(cache_tokens, None))
-
-
-@app.command()
+@app.command(cls=Grouped)
+@grouped
 def size(
     context: typer.Context,
     model: ModelName,
-    rate: Annotated[float, typer.Option(help="Requests per second that arrive.")],
-    slo_ttft: Ttft = None,
-    slo_tpot: Tpot = None,
-    isl: _Isl = 4000,
-    osl: _Osl = 1000,
-    prefix_hit: Hit = 0.0,
+    rate: Annotated[float, option(TRAFFIC, help="Requests per second that arrive.")],
+    traffic: Traffic = _TRAFFIC,
+    trace: TraceFile = None,
+    routing: Routing = "uniform",
+    simulate: Simulate = 0,
     chip: Annotated[
         list[str] | None,
-        typer.Option(
-            help="Chip (repeat for more), a TOML file of one, or all.", show_default="all"
+        option(
+            PLAN,
+            help="Chip (repeat for more), a TOML file of one, or all.",
+            show_default="all; none beside several pools",
         ),
     ] = None,
-    max_chips: Annotated[
-        int | None, typer.Option(help="Most chips, spare ones included.", show_default="any")
-    ] = None,
-    max_power: _MaxPower = None,
-    max_racks: _MaxRacks = None,
-    max_cost: _MaxCost = None,
-    headroom: Annotated[float, typer.Option(help="Capacity beyond the rate, a share of it.")] = 0.2,
-    spare: Annotated[int, typer.Option(help="Replicas beyond those needed, for failures.")] = 1,
-    by: Annotated[str, typer.Option(help="Smallest in: chips, usd, kw or nodes.")] = "chips",
     precision: Precisions = None,
-    engine: _Engine = "neutral",
-    price: Prices = None,
-    routing: Routing = "uniform",
-    images: Images = 0.0,
-    out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write size.nc and size.json there.")
-    ] = None,
-    prefill: Prefill = None,
-    decode: Decode = None,
-    attention: Attention = None,
-    ffn: Ffn = None,
-    draft: Draft = None,
-    acceptance: Acceptance = None,
-    accepted_length: Accepted = None,
-    draft_candidates: Candidates = 1.0,
-    link: Link = None,
-    classes: Classes = None,
-    trace: TraceFile = None,
-    cache_tokens: CacheTokens = None,
+    engine: Engine = "neutral",
+    batching: Batching = "continuous",
     kv: KvMemory = "paged",
+    levels: ServiceLevels = _LEVELS,
+    max_chips: Annotated[
+        int | None,
+        option(LIMITS, help="Most chips, spare ones included.", show_default="any"),
+    ] = None,
+    budgets: Budgets = _BUDGETS,
+    headroom: Annotated[
+        float, option(LIMITS, help="Capacity beyond the rate, a share of it.")
+    ] = 0.2,
+    spare: Annotated[int, option(LIMITS, help="Replicas beyond those needed, for failures.")] = 1,
+    by: Annotated[str, option(LIMITS, help="Smallest in: chips, usd, kw or nodes.")] = "chips",
+    price: Prices = None,
+    pools: Pools = _POOLS,
+    out: Annotated[
+        Path | None, option(OUTPUT, metavar="DIR", help="Write size.nc and size.json there.")
+    ] = None,
     assume_dense: Dense = False,
-    json: _Json = False,
+    json: Json = False,
 ) -> None:
     """Find the smallest deployment that serves a request rate.
 
     For each chip: chips and whole nodes, power and rent, the plan of each replica, how much room it
     leaves, and what one step smaller would violate. Exit status 3 where none holds the limits.
     """
-    named = {"prefill": prefill, "decode": decode, "attention": attention, "ffn": ffn}
-    if any(named.values()) or draft is not None or classes or trace or kv != "paged":
+    refuse_unused(context, pools, traffic, trace)
+    asked_for: dict[str, Any] = dict(
+        rate=rate, headroom=headroom, max_chips=max_chips, engine=engine, price=price_table(price),
+        routing=exponent(routing), **traffic.alike(), **levels.seconds(), **budgets.checked(),
+    )  # fmt: skip
+    if simulate < 0:
+        raise InputError(f"--simulate: requests to follow, at least 1, not {simulate}")
+    if systems_asked(pools, traffic, trace, batching, kv) or simulate:
         from perfmodel import _system_command
 
-        refuse(
-            "of one pool and one class only", by=(by, "chips"), spare=(spare, 1), out=(out, None),
-            images=(images, 0),
+        refuse(context, "of one pool and one class only", "by", "spare", "out", "images")
+        asked = _system_command.Asked(
+            model, pools, traffic, _system_command.formats(precision), trace=trace,
+            batching=batching, kv=kv, searched=True, simulate=simulate, assume_dense=assume_dense,
         )  # fmt: skip
-        asked = _system_command.asked(
-            model, named, draft, acceptance, accepted_length, link, classes, precision,
-            assume_dense, trace, cache_tokens, kv, draft_candidates,
-        )  # fmt: skip
-        _system_command.show_size(
-            context, asked, chip or [], json,
-            rate=rate, headroom=headroom, max_chips=max_chips, isl=isl, osl=osl,
-            prefix_hit=prefix_hit, engine=engine, price=price_table(price),
-            slo_ttft=seconds(slo_ttft, "--slo-ttft"), slo_tpot=seconds(slo_tpot, "--slo-tpot"),
-            **_budgets(max_power, max_racks, max_cost), routing=exponent(routing),
-        )  # fmt: skip
+        # One pool is tried of every chip, as where all requests are alike.
+        chips = chip or ([] if pools.several() else ["all"])
+        _system_command.show_size(context, asked, chips, json, **asked_for)
         return
-    _only_systems(acceptance, accepted_length, draft_candidates, link, cache_tokens)
     extra: dict[str, Any] = {"precisions": precision} if precision else {}
     from perfmodel import _json, report
 
@@ -645,11 +556,7 @@ def size(
         try:
             found = perfmodel.size(
                 perfmodel.load_model(model, assume_dense=assume_dense), chip or "all",
-                rate=rate, isl=isl, osl=osl, prefix_hit=prefix_hit,
-                slo_ttft=seconds(slo_ttft, "--slo-ttft"), slo_tpot=seconds(slo_tpot, "--slo-tpot"),
-                headroom=headroom, spare=spare, by=by, max_chips=max_chips, engine=engine,
-                price=price_table(price), routing=exponent(routing), images=images or None,
-                **_budgets(max_power, max_racks, max_cost), **extra,
+                spare=spare, by=by, images=traffic.images or None, **asked_for, **extra,
             )  # fmt: skip
             failed = None
         except Infeasible as error:
@@ -671,7 +578,7 @@ def size(
 def models(
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="One model in full.")] = None,
     assume_dense: Dense = False,
-    json: _Json = False,
+    json: Json = False,
 ) -> None:
     """List models, or one in full."""
     from perfmodel import _listings
@@ -686,13 +593,14 @@ def validate(
         str | None,
         typer.Argument(metavar="[FAMILY|gains]", help="Points of one chip family, or gains."),
     ] = None,
-    json: _Json = False,
+    json: Json = False,
 ) -> None:
     """Compare published speeds of whole models on other silicon with the model's.
 
     The points that ship with the package: each with its source, whether a constant has seen it, and
     what is known of speculation. `gains` are ratios that serving techniques were published with:
-    paged keys, prompts, attention or experts on chips of their own, hits, narrow keys.
+    paged keys, chunks of prompts, prompts, attention or experts on chips of their own, hits, narrow
+    keys. Both sides of each are evaluated, some request by request: about a minute.
     """
     with _working("evaluating every point", quiet=json):
         _ready()
@@ -727,7 +635,7 @@ def predict(
     ] = None,
     assume_dense: Dense = False,
     routing: Routing = "uniform",
-    json: _Json = False,
+    json: Json = False,
 ) -> None:
     """Predict every row of a table, and compare with what it measured.
 

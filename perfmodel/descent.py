@@ -118,15 +118,6 @@ def _of_axes(axes: tuple[str, str]) -> Any:
     return functools.partial(_descend, axes)
 
 
-@functools.cache
-def _program(axes: tuple[str, str]) -> Any:
-    return jax.jit(_of_axes(axes), compiler_options=dict(_options()))
-
-
-def _options() -> Any:
-    return cache.UNFUSED if jax.default_backend() == "cpu" else {}
-
-
 class Descended(NamedTuple):
     """Whole plans near the descended ones.
 
@@ -203,8 +194,8 @@ def _run(asked: Question, chip: int, kind: int, axes: tuple[str, str], moving: A
         (machine, precision, starts, targets, low, high, most, asked.network, asked.load,
          asked.engine.engine, asked.limits)
     )  # fmt: skip
-    stored = cache.stored(f"descent-{'-'.join(axes)}", _of_axes(axes), values, _options())
-    found = (stored or _program(axes))(*values)
+    program = cache.program(f"descent-{'-'.join(axes)}", _of_axes(axes), values)
+    found = program(*values)
     return Relaxed(*(np.exp(np.asarray(leaf, dtype=float)) for leaf in found))
 
 

@@ -8,8 +8,7 @@ Chips and precisions are not axes of the program: with them inside, its arrays h
 and fuse less well. It then took twice as long to compile and to run.
 """
 
-import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -85,11 +84,6 @@ def designs(**columns: Any) -> Designs:
     return Designs(*np.broadcast_arrays(*(np.atleast_1d(v) for v in (defaults | columns).values())))
 
 
-def options() -> Mapping[str, str]:
-    """Returns how the program is compiled."""
-    return cache.UNFUSED if jax.default_backend() == "cpu" else {}
-
-
 def _evaluate(
     machine: Machine,
     precision: Precision,
@@ -104,11 +98,6 @@ def _evaluate(
         return results.read_all(results.Design(machine, model, plan, precision, found))
 
     return jax.vmap(one)(plans)
-
-
-@functools.cache
-def _program() -> Any:
-    return jax.jit(_evaluate, compiler_options=dict(options()))
 
 
 def blocks(
@@ -130,8 +119,7 @@ def blocks(
         rows = np.minimum(np.arange(start, start + BLOCK), count - 1)
         part = jax.tree.map(lambda leaf, rows=rows: leaf[rows], plans)
         values = (machine, precision, part, asked.network, asked.load, engine, limits)
-        program = cache.stored("designs", _evaluate, values, options()) or _program()
-        found = program(*values)
+        found = cache.program("designs", _evaluate, values)(*values)
         if before is not None:
             yield before
         before = slice(start, stop), found

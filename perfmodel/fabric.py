@@ -211,11 +211,27 @@ def crossing_usage(elements: Real, chips: Real, rank: Rank) -> Usage:
     """
     fabric = rank.machine.fabric
     message = as_real(elements * fabric.wire_bytes)
-    domains = maximum(1.0, ceil_div(as_real(chips), fabric.domain))
-    outside = (domains - 1.0) * inverse(maximum(1.0, as_real(chips) - 1.0))
+    outside = _other_domains(chips, fabric) * inverse(maximum(1.0, as_real(chips) - 1.0))
     near = fabric.crossing_time + message * fabric.crossing_seconds_per_byte
-    port = inverse(fabric.nic_efficiency * fabric.nic_bandwidth)
-    far = fabric.nic_latency + message * port
+    far = fabric.nic_latency + message * _port_byte(fabric)
     seconds = near + outside * maximum(0.0, far - near)
     joules = message * (fabric.energy + outside * fabric.nic_energy)
     return Usage(seconds, joules, network=seconds)
+
+
+def crossing_port(elements: Real, chips: Real, fabric: Fabric) -> Array:
+    """Returns how long a hand-over occupies the busiest port of a pipeline of `chips` [s].
+
+    Bytes over bandwidth, of a port between domains where the pipeline has one.
+    """
+    far = minimum(_other_domains(chips, fabric), 1.0) * _port_byte(fabric)
+    per_byte = maximum(far, fabric.crossing_seconds_per_byte)
+    return as_real(elements * fabric.wire_bytes) * per_byte
+
+
+def _other_domains(chips: Real, fabric: Fabric) -> Array:
+    return maximum(1.0, ceil_div(as_real(chips), fabric.domain)) - 1.0
+
+
+def _port_byte(fabric: Fabric) -> Array:
+    return inverse(fabric.nic_efficiency * fabric.nic_bandwidth)

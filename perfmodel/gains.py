@@ -10,6 +10,11 @@ list of words: pools by role (`prefill=h100:tp=8,ep=8`; `pool=` is all that is n
     af, af_latency                 the same between a replica of attention and FFN, where they share
                                    a domain: not through network ports
     ttft, tpot                     longest allowed [s]
+    isl_spread, osl_spread         standard deviation over mean of log-normal lengths
+    ttft_p50, tpot_p90, gap_p99 …  longest that so many per cent of requests may have that arrive at
+                                   random (of gaps: of all between two tokens) [s]
+    product                        columns of a square matrix that `batch` rows are multiplied by;
+                                   instead of a network
 
 Values joined by | are tried in turn and the best that runs is taken, as whoever publishes a gain
 tunes both sides. A row without settings says in `why` what the model lacks or the source leaves
@@ -21,6 +26,7 @@ import dataclasses
 import functools
 import itertools
 import math
+import re
 from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
@@ -28,13 +34,16 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from perfmodel import engines, systems
+from perfmodel import engines, formats, percentiles, question, systems, traffic
 from perfmodel.chips import load_chip
 from perfmodel.chips.entry import Chip
 from perfmodel.engines import EngineEntry
 from perfmodel.errors import InputError, shorten
+from perfmodel.machine import Rank
+from perfmodel.operators import Matmul
 from perfmodel.placement import Link, Links
-from perfmodel.systems import ROLES, PoolAsked
+from perfmodel.systems import ROLES, Classes, PoolAsked, SystemAsked
+from perfmodel.timing import total_usage
 
 COLUMNS = (
     "id", "technique", "published", "kind", "model", "metric", "ratio", "before", "after",
@@ -49,10 +58,15 @@ METRICS: Mapping[str, bool] = {
     "decode_rate_per_chip": True,
     "prefill_rate_per_chip": True,
     "tpot_slope": False,
+    "capacity_per_chip": True,
+    "capacity_per_usd": True,
+    "product_s": False,
+    "product_j": False,
 }
 """What can be compared, and whether more of it is better: results of `serve`, output tokens per
-second and chip of pools that decode, prompt tokens of those that do not, and the rise of TPOT per
-token of context."""
+second and chip of pools that decode, prompt tokens of those that do not, the rise of TPOT per token
+of context, the rate of requests arriving at random that keep to percentiles, simulated, and time
+and energy of one matrix product."""
 
 _ENGINE = {field.name for field in engines.FIELDS}
 _OTHERS = (
@@ -68,7 +82,11 @@ _OTHERS = (
     "af_latency",
     "ttft",
     "tpot",
+    "isl_spread",
+    "osl_spread",
+    "product",
 )
+_KEPT = re.compile(r"(ttft|tpot|gap)_p(\d+)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +119,8 @@ def settings(text: str) -> tuple[Mapping[str, str], ...]:
     names, values = [], []
     for word in text.split():
         name, equals, value = word.partition("=")
-        if not equals or name not in {*ROLES, "pool", "engine", "price", *_OTHERS, *_ENGINE}:
+        known = {*ROLES, "pool", "engine", "price", *_OTHERS, *_ENGINE}
+        if not equals or not (name in known or _KEPT.fullmatch(name)):
             raise InputError(f"gains: unknown setting '{shorten(word)}'")
         names.append(name)
         values.append(value.split("|"))
@@ -166,8 +185,8 @@ def _pool(text: str, role: str, setting: Mapping[str, str]) -> PoolAsked:
     return dataclasses.replace(pool, chip=_chip(str(pool.chip), setting))
 
 
-def serve(model: str, setting: Mapping[str, str], context: float = 1.0) -> xr.Dataset:
-    """Returns what a setting achieves, with prompts of `context` times its length."""
+def ask(model: str, setting: Mapping[str, str], context: float = 1.0) -> SystemAsked:
+    """Returns a setting as a checked system, with prompts of `context` times its length."""
     given: dict[str, Any] = {name: _pool(setting[name], name, setting) for name in ROLES
                              if name in setting}  # fmt: skip
     base = _pool(setting["pool"], "pool", setting) if "pool" in setting else None
@@ -183,13 +202,21 @@ def serve(model: str, setting: Mapping[str, str], context: float = 1.0) -> xr.Da
     for name in ("ttft", "tpot"):
         if name in setting:
             options[f"slo_{name}"] = float(setting[name])
-    return systems.serve(
+    isl, osl = round(float(setting["isl"]) * context), int(setting["osl"])
+    if "isl_spread" in setting:
+        spreads = (float(setting[f"{name}_spread"]) for name in ("isl", "osl"))
+        lengths = zip((isl, osl), spreads, strict=True)
+        mix = traffic.lognormal(*lengths, classes=_CLASSES, cached=float(setting.get("hit", 0.0)))
+        parts = mix.traffic
+        options["classes"] = Classes(mix.names, parts.isl, parts.osl, parts.cached, parts.weight)
+    where, named = systems.table(given, base)
+    return systems.ask(
         model,
-        given,
-        base=base,
+        named,
+        where,
         batch=float(setting["batch"]),
-        isl=round(float(setting["isl"]) * context),
-        osl=int(setting["osl"]),
+        isl=isl,
+        osl=osl,
         prefix_hit=float(setting.get("hit", 0.0)),
         micro=float(setting.get("micro", 1.0)),
         engine=_engine(setting),
@@ -197,8 +224,60 @@ def serve(model: str, setting: Mapping[str, str], context: float = 1.0) -> xr.Da
     )
 
 
+_CLASSES = 8
+"""Of each length that is spread."""
+
+
+def serve(model: str, setting: Mapping[str, str], context: float = 1.0) -> xr.Dataset:
+    """Returns what a setting achieves, with prompts of `context` times its length."""
+    made = ask(model, setting, context)
+    return systems.dataset(made, systems.evaluate(made), float(setting["batch"]))
+
+
+def capacity(model: str, setting: Mapping[str, str]) -> float:
+    """Returns the rate of requests arriving at random that keep to a setting's percentiles [1/s],
+    at most what its closed loop serves."""
+    made = ask(model, setting)
+    found = systems.dataset(made, systems.evaluate(made), float(setting["batch"]))
+    if not math.isfinite(float(found["requests_per_second"])):
+        return math.nan
+    limits = []
+    for name, value in setting.items():
+        match = _KEPT.fullmatch(name)
+        if match:
+            limits.append(percentiles.Kept(match[1], float(match[2]), float(value)))
+    return percentiles.capacity(
+        made, float(setting["batch"]), float(found["requests_per_second"]), limits
+    )
+
+
+def product(setting: Mapping[str, str]) -> tuple[float, float]:
+    """Returns the time [s] of a matrix product on a chip, and the energy of the whole chip [J]."""
+    pool = _pool(setting["pool"], "pool", setting)
+    machine = question.unique_chips([pool.chip])[0].machine
+    form = formats.precision(pool.weights or "bf16")
+    columns = float(setting["product"])
+    once = Matmul(
+        "product", "product", rows=float(setting["batch"]), columns=columns, inner=columns,
+        weight_bytes=form.weight_bytes, activation_bytes=form.activation_bytes, kernel=form.kernel,
+    )  # fmt: skip
+    spent = total_usage((once,), Rank(machine, 1.0))
+    seconds = float(spent.seconds)
+    watts = float(machine.power.running) + float(spent.joules) / seconds
+    return seconds, seconds * min(watts, float(machine.power.limit))
+
+
 def value(model: str, metric: str, setting: Mapping[str, str]) -> float:
     """Returns a metric of a setting; NaN where it does not run or misses a service level."""
+    if metric.startswith("product"):
+        return product(setting)[metric == "product_j"]
+    if metric.startswith("capacity"):
+        rate, found = capacity(model, setting), serve(model, setting)
+        if metric == "capacity_per_chip":
+            return rate / float(found["chips"])
+        rents = dict(pair.rsplit(":", 1) for pair in setting["price"].split("+"))
+        counts = zip(found["chip"].to_numpy(), found["pool_chips"].to_numpy(), strict=True)
+        return rate / sum(float(rents[str(chip)]) * float(count) for chip, count in counts)
     found = serve(model, setting)
     if not bool(found["feasible"]):
         return math.nan

@@ -6,7 +6,6 @@ Where prompts have workers of their own it is another program, of two pools (`pe
 """
 
 import dataclasses
-import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -89,15 +88,6 @@ _SPLIT = placement.same_pools(placement.prefill_decode())
 _rows, _split_rows = jax.vmap(evaluate_row), jax.vmap(evaluate_split)
 
 
-def _options() -> Mapping[str, str]:
-    return cache.UNFUSED if jax.default_backend() == "cpu" else {}
-
-
-@functools.cache
-def _program(split: bool = False) -> Any:
-    return jax.jit(_split_rows if split else _rows, compiler_options=dict(_options()))
-
-
 def arguments(asked: Deployments, rows: np.ndarray) -> tuple[Any, ...]:
     """Returns the arrays of `evaluate_row`, or of `evaluate_split`, for some rows.
 
@@ -171,7 +161,7 @@ def evaluate(asked: Deployments, block: int = BLOCK) -> dict[str, np.ndarray]:
             part = rows[start : start + size]
             places = np.minimum(np.arange(start, start + size), len(rows) - 1)
             filled = jax.tree.map(lambda leaf, places=places: leaf[places], values)
-            program = cache.stored(name, function, filled, _options()) or _program(split)
+            program = cache.program(name, function, filled)
             for key, value in program(*filled).items():
                 array = np.asarray(value)[: len(part)]
                 empty = np.full((len(asked), *array.shape[1:]), np.nan)

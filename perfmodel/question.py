@@ -518,9 +518,16 @@ class Layout(NamedTuple):
 
 
 def layouts(
-    model: Model, most: int, pps: Sequence[int] = (1,), cps: Sequence[int] = (1,)
+    model: Model,
+    most: int,
+    pps: Sequence[int] = (1,),
+    cps: Sequence[int] = (1,),
+    tps: Sequence[int] | None = None,
 ) -> list[Layout]:
     """Returns every layout of at most `most` chips that cuts the network into whole parts.
+
+    `pps`, `cps` and `tps` are the pipeline stages, context ranks and chips of a stage to try; None
+    tries any number of the latter.
 
     Attention groups and expert ranks are a mixture's: for a dense network they change nothing
     that more replicas would not.
@@ -528,7 +535,8 @@ def layouts(
     heads = min(int(block.body.heads) for block in model.attention)
     experts = [b.body.experts for b in model.blocks if isinstance(b.body, MixtureOfExperts)]
     found = []
-    for tp in range(1, min(most, max(heads, *experts, 0)) + 1):
+    largest = min(most, max(heads, *experts, 0))
+    for tp in range(1, largest + 1) if tps is None else (tp for tp in tps if tp <= largest):
         parts = divisors(tp)
         for dp, ep in itertools.product(parts, parts) if model.is_mixture else ((1, 1),):
             # What a group cannot cut over more ranks is not worth looking at.

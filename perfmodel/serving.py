@@ -31,7 +31,7 @@ from jax import Array
 from perfmodel import tiers as memory
 from perfmodel.efficiencies import Efficiencies
 from perfmodel.errors import InputError
-from perfmodel.fabric import crossing_usage
+from perfmodel.fabric import crossing_port, crossing_usage
 from perfmodel.formats import Precision
 from perfmodel.machine import Machine, Placed, Rank, Usage
 from perfmodel.models.encoder import encoder_activation_bytes, encoder_weight_bytes
@@ -50,6 +50,7 @@ from perfmodel.ownership import spend
 from perfmodel.plan import UNLIMITED, Engine, Limits, Load, Plan
 from perfmodel.preemption import Preemption, Sizes, after_first, greed, preemption, request_sizes
 from perfmodel.relax import Real, as_real, ceil, ceil_div, floor, inverse, maximum, minimum
+from perfmodel.stages import occupied
 from perfmodel.step import Chunk, Shard, Step, causal_pairs
 from perfmodel.timing import total_usage
 from perfmodel.units import HOUR
@@ -468,15 +469,26 @@ def unhidden(
     if step.chunk is not None:
         host = host + engine.host_prefill + engine.host_request * step.chunk.ends
     host = host * floors.hosted
-    crossings = maximum(minimum(as_real(plan.chips), plan.stages) - 1.0, 0.0)
     return {
         **launched,
         "host": (1, Usage(host, latency=host)),
         "stage_crossing": (
-            crossings,
+            crossings(plan),
             crossing_usage(step.all_rows * model.hidden, plan.chips, rank),
         ),
     }
+
+
+def crossings(plan: Plan) -> Array:
+    """Returns how often a token goes from a chip of one stage to a chip of the next."""
+    return maximum(minimum(as_real(plan.chips), plan.stages) - 1.0, 0.0)
+
+
+def port_time(rank: Rank, model: Model, step: Step, plan: Plan) -> Array:
+    """Returns how long a step's hand-over occupies the busiest port of a pipeline [s]."""
+    elements = step.all_rows * model.hidden
+    once = crossing_port(elements, plan.chips, rank.machine.fabric)
+    return minimum(crossings(plan), 1.0) * once
 
 
 def served(machine: Machine, engine: Engine) -> Machine:
@@ -492,7 +504,7 @@ def served(machine: Machine, engine: Engine) -> Machine:
 def run_step(
     rank: Rank, model: Model, step: Step, plan: Plan, precision: Precision, engine: Engine
 ) -> Pass:
-    """Returns the time of one micro-batch through all stages, and through the slowest."""
+    """Returns the time of one micro-batch through all stages, and of the busiest one."""
     shard = plan.shard(rank.machine)
     layers = total_usage(norm_operators(model, step, precision), rank)
     for block in model.blocks:
@@ -503,16 +515,17 @@ def run_step(
     tower = total_usage(encoding, rank) if encoding else None
     busy = None if tower is None else tower.seconds
     rest = unhidden(rank, model, step, plan, engine, layers.seconds, busy)
-    layers = layers.plus(rest["launches"][1])
-    head = head.plus(rest["host"][1])
+    layers, host = layers.plus(rest["launches"][1]), rest["host"][1]
+    last = head.plus(host)
+    whole, first = layers.plus(last), None
     if tower is not None:
         # All of it is on the first stage.
-        head = head.plus(tower).plus(rest["encoder_launches"][1])
-    crossings, crossing = rest["stage_crossing"]
-    whole = layers.plus(head).plus(crossing.scale(crossings))
-    slowest = ceil(model.layers * inverse(plan.stages)) * inverse(model.layers)
-    crossed = minimum(as_real(crossings), 1.0)
-    stage = layers.seconds * slowest + head.seconds + crossed * crossing.seconds
+        tower = tower.plus(rest["encoder_launches"][1])
+        whole, first = whole.plus(tower), tower.seconds
+    count, crossing = rest["stage_crossing"]
+    whole = whole.plus(crossing.scale(count))
+    port = port_time(rank, model, step, plan)
+    stage = occupied(plan, model.layers, layers.seconds, last.seconds, host.seconds, first, port)
     return Pass(whole, whole.seconds, stage)
 
 

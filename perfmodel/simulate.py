@@ -17,7 +17,15 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from perfmodel._replay import Design, Draft, PrefillPool, Requests, Scheduler, program
+from perfmodel._replay import (
+    Design,
+    Draft,
+    PrefillPool,
+    Requests,
+    Scheduler,
+    gap_edges,
+    program,
+)
 from perfmodel.errors import InputError
 from perfmodel.step_grid import StepGrid
 
@@ -28,7 +36,8 @@ class Outcome(NamedTuple):
     Fields: `arrival`, `first` token and `finish` [s], `first` NaN without output, both NaN where
     rejected; `isl`, `osl`; `preemptions`; `rejected`, where it never fits the pool; `replica`.
     By replica: `peak_blocks`, most pages held at once; `left`, places occupied at the end (none,
-    ever). `decisions`, turns of the loop.
+    ever). `decisions`, turns of the loop. `gaps`, tokens by the time since the one before of their
+    request, in bins of 3 % (`gap`), of all requests.
     """
 
     arrival: np.ndarray
@@ -42,6 +51,15 @@ class Outcome(NamedTuple):
     peak_blocks: np.ndarray
     left: np.ndarray
     decisions: int
+    gaps: np.ndarray
+
+    def gap(self, percent: float) -> float:
+        """Returns the time between two tokens of a request that so many of all tokens keep [s],
+        within 3 %; NaN where no request has two."""
+        counts = np.cumsum(self.gaps)
+        if not counts[-1]:
+            return np.nan
+        return float(gap_edges()[np.searchsorted(counts, 0.01 * percent * counts[-1])])
 
     @property
     def ttft(self) -> np.ndarray:
@@ -232,4 +250,5 @@ def _outcome(case: Case, orders: list[np.ndarray], found: Any, at: int) -> Outco
     return Outcome(
         arrival, first, finish, isl, osl, np.where(rejected, 0, preempted).astype(int), rejected,
         replica, peak, left, int(np.sum(found["steps"][at : at + case.replicas])),
+        np.sum(found["gaps"][at : at + case.replicas], axis=0),
     )  # fmt: skip

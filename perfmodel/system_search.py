@@ -1,4 +1,4 @@
-"""The systems worth having: layouts and replicas of every pool, batch, drafts and micro-batches.
+"""The systems worth having: layouts and replicas of every pool, and what they share.
 
 `frontier` of systems enumerates whole systems of a placement under a number of chips
 (`perfmodel.system_space`), or descends (`perfmodel.system_descent`); `size` finds the smallest.
@@ -11,21 +11,27 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from perfmodel import question, results, system
+from perfmodel import question, results, system, system_hits
 from perfmodel.errors import Infeasible, InputError
 from perfmodel.exploration import nondominated
-from perfmodel.placement import Placement
 from perfmodel.question import ModelLike
 from perfmodel.serving import MARGINS
+from perfmodel.system_choices import bounded, space_of
 from perfmodel.system_descent import descended
 from perfmodel.system_space import AXES as AXES
 from perfmodel.system_space import BLOCK as BLOCK
-from perfmodel.system_space import BOTH, Choice, Space, enumerate_systems, front, score
+from perfmodel.system_space import (
+    BOTH,
+    Choice,
+    Space,
+    enumerate_systems,
+    front,
+    score,
+)
 from perfmodel.system_space import feasible as feasible
 from perfmodel.system_space import program_of as program_of
 from perfmodel.systems import (
     PoolAsked,
-    SystemAsked,
     ask,
     mean_asked,
     parse_pool,
@@ -55,6 +61,7 @@ def space(
     batches: Sequence[int] = _BATCHES,
     drafts: Sequence[int] = _DRAFTS,
     micro: Sequence[int] = _MICRO,
+    chunks: Sequence[int] | None = None,
     max_power: float | None = None,
     max_racks: float | None = None,
     max_cost: float | None = None,
@@ -68,7 +75,7 @@ def space(
     parsed = {n: parse_pool(p, n) if isinstance(p, str) else p for n, p in named.items()}
     most = question.budgets(max_power, max_racks, max_cost)
     made = ask(model, parsed, where, batch=1, isl=isl, osl=osl, most=most, **options)
-    found = _space(model, made, where, max_chips, batches, drafts, micro)
+    found = space_of(made, where, max_chips, batches, drafts, micro, chunks)
     return found._replace(smaller=any(value is not None for value in most))
 
 
@@ -86,8 +93,9 @@ def size(
     max_racks: float | None = None,
     max_cost: float | None = None,
     batches: Sequence[int] = _BATCHES,
-    drafts: Sequence[int] = (0, 1, 2, 3, 4, 5, 6, 8),
-    micro: Sequence[int] = (1, 2, 3),
+    drafts: Sequence[int] = _DRAFTS,
+    micro: Sequence[int] = _MICRO,
+    chunks: Sequence[int] | None = None,
     **options: Any,
 ) -> xr.Dataset:
     """Returns the smallest system of a placement that serves `rate` requests a second, along
@@ -111,7 +119,8 @@ def size(
     most = 4096 if max_chips is None else question.whole("max_chips", max_chips, least)
 
     def serving(chips: int) -> tuple[Space, Choice, dict[str, np.ndarray], np.ndarray]:
-        space = _space(model, made, where, chips, batches, drafts, micro)
+        space = space_of(made, where, chips, batches, drafts, micro, chunks)
+        space = bounded(space, chunks)
         choices = enumerate_systems(space)
         values = score(space, choices)
         good = np.all(values["margins"] >= 0.0, axis=1)
@@ -160,43 +169,6 @@ def _most_served(values: Mapping[str, np.ndarray]) -> float:
     return float(np.max(values["requests_per_second"][good])) if np.any(good) else 0.0
 
 
-def _space(
-    model: ModelLike,
-    made: SystemAsked,
-    where: Placement,
-    max_chips: int,
-    batches: Sequence[int],
-    drafts: Sequence[int],
-    micro: Sequence[int],
-) -> Space:
-    network = made.asked.model
-    names = tuple(made.pools)
-    parts = [where.prefill, where.attention, where.ffn]
-    if made.built.draft is not None:
-        parts.append(where.draft)
-    most = question.whole("max_chips", max_chips)
-    layouts = []
-    for name in names:
-        pool = made.pools[name]
-        fixed = pool.tp > 1 or pool.pp > 1 or pool.regions > 1
-        if fixed:
-            layouts.append(((pool.tp * pool.pp, pool.pp * pool.regions),))
-            continue
-        only_drafts = name not in parts[:3]
-        source = network.model
-        if only_drafts and made.draft_name:
-            source = question.find_model(made.draft_name).model
-        sizes = [d for d in question.degrees(source) if d <= most and d & (d - 1) == 0]
-        layouts.append(tuple((d, 1) for d in sizes))
-    apart = where.ffn != where.attention or (made.built.draft is not None)
-    return Space(
-        made, names, tuple(names.index(part) for part in parts), tuple(layouts), most,
-        tuple(question.whole("batch", b) for b in batches),
-        tuple(drafts) if made.built.speculation is not None else (0,),
-        tuple(micro) if apart else (1,),
-    )  # fmt: skip
-
-
 def frontier(
     model: ModelLike,
     pools: Mapping[str, PoolAsked | str],
@@ -208,20 +180,28 @@ def frontier(
 ) -> xr.Dataset:
     """Returns the systems of a placement that none betters on two axes, along `point`.
 
-    Every layout of each pool (tensor-parallel degrees that cut the network; on wafers the
-    pipelines asked for), every way to fill `max_chips` with whole replicas, every batch, and where
-    there are drafts or pools of attention and FFN every number of drafts and micro-batches.
+    Every layout of each pool (tensor-parallel degrees that cut the network, and of experts the
+    expert ranks and attention groups; on wafers the pipelines asked for), every way to fill
+    `max_chips` with whole replicas, every batch and chunk of prompts, where there are drafts or
+    pools of attention and FFN every number of drafts and micro-batches, and of the slow memories
+    that a pool asks for (`offload`) none, half and all. Where that is too many there are fewer
+    (`perfmodel.system_choices.bounded`).
 
     Args:
         model, pools: as of `perfmodel.systems.serve`. A pool's `tp` above 1, `pp` or `regions` fix
-            its layout; others try all.
-        options: `max_chips` of all pools (16), `batches`, `drafts` and `micro`, choices of each;
+            its layout, its `ep` or `attention_dp` above 1 how that is cut, its `chunk` that of
+            prompts; others try all. Of several pools, `ep` and `attention_dp` are 1 or the chips of
+            a stage; a descent tries those between, too.
+        options: `max_chips` of all pools (16), `batches`, `drafts`, `micro` and `chunks`, choices
+            of each;
             `base`, `isl`, `osl` and what else `perfmodel.systems.serve` takes; `max_power` [W,
             rated, with hosts], `max_racks` and `max_cost` [USD/h] of all pools, under which systems
             of fewer chips are tried, too.
-        x, y: names of `AXES`; beside each, what it would gain by more prefix hits.
+        x, y: names of `AXES`; beside each, what it would gain by more prefix hits
+            (`…_if_more_hits`).
         descend: find the systems by gradient, and compare with the enumeration: `hypervolume` is
-            the share of its hypervolume that is reached.
+            the share of its hypervolume that is reached. The gradient of both axes in the share of
+            hits is then said of each point, too (`…_per_hit`).
 
     Raises:
         Infeasible: no system of the placement is feasible.
@@ -231,7 +211,7 @@ def frontier(
     for axis in axes:
         if axis not in AXES:
             raise InputError(f"axis: {axis!r} is none of {', '.join(AXES)}")
-    searched = space(model, pools, **options)
+    searched = bounded(space(model, pools, **options), options.get("chunks"))
     choices = enumerate_systems(searched)
     values = score(searched, choices)
     for axis in axes:
@@ -253,30 +233,11 @@ def frontier(
         choices, values, rows = near, own, best
     kept = {name: value[rows] for name, value in values.items()}
     found = _dataset(searched, choices.take(rows), kept, axes, extra)
-    return found.assign(_if_more_hits(searched, choices.take(rows), kept, axes))
-
-
-_MORE_HITS = 0.1
-
-
-def _if_more_hits(
-    space: Space, choices: Choice, values: Mapping[str, np.ndarray], axes: tuple[str, str]
-) -> dict[str, Any]:
-    """Returns what both axes would gain if a tenth of what is not cached of prompts were."""
-    load = space.made.asked.load
-    more = load.prefix_hit + _MORE_HITS * (1.0 - load.prefix_hit)
-    load = dataclasses.replace(load, prefix_hit=more)
-    asked = dataclasses.replace(space.made.asked, load=load)
-    other = space._replace(made=dataclasses.replace(space.made, asked=asked))
-    found = score(other, choices)
-    about = "relative change if a tenth of the prompt tokens not cached were"
-    return {
-        f"{axis}_if_more_hits": (
-            "point", found[axis].astype(float) / values[axis] - 1.0,
-            {"units": "1", "long_name": f"{AXES[axis][0]}: {about}"},
-        )
-        for axis in axes
-    }  # fmt: skip
+    points = choices.take(rows)
+    hits = system_hits.if_more(searched, points, kept, axes)
+    if descend:
+        hits |= system_hits.per_hit(searched, points, axes)
+    return found.assign(hits)
 
 
 def _why(space: Space, values: Mapping[str, np.ndarray]) -> str:
@@ -324,14 +285,19 @@ def _dataset(
     variables["load"] = (("point", "station"), values["load"].astype(float), {"units": "1"})
     for name, column in (
         ("replica_chips", choices.chips), ("replica_stages", choices.stages),
-        ("replicas", choices.replicas),
+        ("replicas", choices.replicas), ("ep", choices.ep), ("attention_dp", choices.attention_dp),
     ):  # fmt: skip
         variables[name] = (("point", "pool"), np.asarray(column, dtype=int), {"units": "1"})
+    asked = np.asarray([space.made.pools[name].offload for name in space.names])
+    used = np.asarray(choices.slow, dtype=float)[:, None] * asked
+    about = {"units": "1", "long_name": "share of slower memories that is used"}
+    variables["offload"] = (("point", "pool"), used, about)
     about = {"units": "1", "long_name": "share of the weights placed before any keys"}
     variables["weights_first"] = ("point", np.asarray(choices.first, dtype=float), about)
-    for name in ("batch", "tokens", "micro"):
+    for name in ("batch", "tokens", "micro", "chunk"):
         column = np.asarray(getattr(choices, name), dtype=int)
-        variables["drafts" if name == "tokens" else name] = ("point", column, {"units": "1"})
+        unit = "token" if name == "chunk" else "1"
+        variables["drafts" if name == "tokens" else name] = ("point", column, {"units": unit})
     chip = [question.unique_chips([space.made.pools[n].chip])[0].name for n in space.names]
     coords = {
         "pool": list(space.names),
@@ -340,6 +306,8 @@ def _dataset(
     }
     attributes = mean_asked(space.made).attributes("perfmodel.system_search.frontier")
     attributes |= {"x": axes[0], "y": axes[1], "max_chips": space.most, **extra}
+    if len(space.chunks) > 1:
+        attributes |= {"chunks": list(space.chunks)}
     if space.made.draft_name:
         attributes |= {"draft": space.made.draft_name}
     return xr.Dataset(variables, coords).assign_attrs(attributes | results.stamp())
@@ -353,18 +321,21 @@ def beside(fronts: Mapping[str, xr.Dataset]) -> xr.Dataset:
     kept = []
     shared = (
         *AXES, "requests_per_second", "e2e_s", "chips", "batch", "drafts", "micro",
-        "weights_first", "words", "busiest",
+        "chunk", "weights_first", "words", "busiest",
     )  # fmt: skip
     for name, found in fronts.items():
+        followed = [str(key) for key in found.data_vars if str(key).startswith("simulated_")]
         worded = found.assign(
             words=("point", [words(found, i) for i in range(found.sizes["point"])]),
             busiest=("point", [busiest(found, i) for i in range(found.sizes["point"])]),
         )
-        hits = [str(key) for key in worded.data_vars if str(key).endswith("_if_more_hits")]
-        listed = worded[[*(key for key in shared if key in worded), *hits]]
+        ends = ("_if_more_hits", "_per_hit")
+        hits = [str(key) for key in worded.data_vars if str(key).endswith(ends)]
+        listed = worded[[*(key for key in shared if key in worded), *hits, *followed]]
         kept.append(listed.assign_coords(system=("point", [name] * found.sizes["point"])))
     first = next(iter(fronts.values()))
-    joined = xr.concat(kept, "point", join="override", combine_attrs="drop")
+    # What is not said of all of them is unknown of the others.
+    joined = xr.concat(kept, "point", join="override", combine_attrs="drop", data_vars="all")
     axes = (first.attrs["x"], first.attrs["y"])
     signs = [1.0 if AXES[axis][1] else -1.0 for axis in axes]
     x, y = (s * np.asarray(joined[axis]) for s, axis in zip(signs, axes, strict=True))
@@ -373,20 +344,51 @@ def beside(fronts: Mapping[str, xr.Dataset]) -> xr.Dataset:
     return marked.assign_attrs(first.attrs)
 
 
+def pools_of(
+    found: xr.Dataset, pools: Mapping[str, PoolAsked | str], i: int
+) -> dict[str, PoolAsked]:
+    """Returns the pools of a point, as `perfmodel.systems.serve` takes them.
+
+    Args: a frontier or size; `pools` that it was searched with.
+    """
+    made = {}
+    for p, name in enumerate(str(name) for name in found["pool"].values):
+        asked = pools[name]
+        pool = parse_pool(asked, name) if isinstance(asked, str) else asked
+        chips, stages = (int(found[f"replica_{key}"][i, p]) for key in ("chips", "stages"))
+        pipeline = min(chips, stages)
+        made[name] = dataclasses.replace(
+            pool, tp=chips // pipeline, pp=pipeline, regions=stages // pipeline,
+            replicas=float(found["replicas"][i, p]), weights_first=float(found["weights_first"][i]),
+            ep=int(found["ep"][i, p]), attention_dp=int(found["attention_dp"][i, p]),
+            offload=float(found["offload"][i, p]), chunk=int(found["chunk"][i]),
+        )  # fmt: skip
+    return made
+
+
 def words(found: xr.Dataset, i: int) -> str:
-    """Returns the layout of a point in short: replicas and chips of each pool."""
+    """Returns the layout of a point in short: replicas and chips of each pool, and how experts and
+    attention are cut where they are; then what else a search varied."""
     parts = []
     for p, name in enumerate(found["pool"].values):
         chips, count = int(found["replica_chips"][i, p]), int(found["replicas"][i, p])
         stages = int(found["replica_stages"][i, p])
         what = f"TP{chips}" if stages == 1 else f"{chips} chips, {stages} stages"
+        for short, key in (("EP", "ep"), ("DP", "attention_dp")):
+            degree = int(found[key][i, p])
+            what += f" {short}{degree}" if degree > 1 else ""
         prefix = "" if found.sizes["pool"] == 1 else f"{name} "
         parts.append(f"{prefix}{count} × {what}")
     extra = []
-    if int(found["drafts"][i]):
-        extra.append(f"{int(found['drafts'][i])} drafts")
+    drafts = int(found["drafts"][i])
+    if drafts:
+        extra.append(f"{drafts} draft{'' if drafts == 1 else 's'}")
     if int(found["micro"][i]) > 1:
         extra.append(f"{int(found['micro'][i])} micro-batches")
+    if len(found.attrs.get("chunks", ())) > 1:
+        extra.append(f"chunk {int(found['chunk'][i]):,}")
+    if float(found["offload"][i].max()):
+        extra.append(f"{float(found['offload'][i].max()):.0%} slow memory")
     if float(found["weights_first"][i]) < 1.0:
         extra.append(f"{float(found['weights_first'][i]):.0%} of weights before keys")
     return ", ".join([*parts, *extra])

@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -10,16 +11,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from perfmodel import cache, question, system
+from perfmodel import cache, compiled, question, system
 from perfmodel.errors import InputError
 from perfmodel.exploration import nondominated
 from perfmodel.placement import System
+from perfmodel.question import Layout
 from perfmodel.relax import inverse, maximum, minimum
 from perfmodel.systems import SystemAsked
 from perfmodel.units import KILOWATT
 
-BLOCK = 2048
+BLOCK = 8192
 """Systems evaluated in one call."""
+
+_LONG = 100_000
+"""Systems for which a program that takes longer to compile is worth it."""
 
 _MOST_SYSTEMS = 5_000_000
 
@@ -42,9 +47,11 @@ class Choice(NamedTuple):
     """Systems of one placement as columns.
 
     Fields: by pool, shape [n, pools]: `chips` of a replica and the pipeline `stages` they form,
-    `replicas`, `ep` and `attention_dp`; of the system, shape [n]: `batch`, `tokens` drafted,
-    `micro`-batches, and the share of weights that each pool places `first`, before any keys, where
-    it has slower memories in use.
+    `replicas`, and the expert ranks (`ep`) and attention groups (`attention_dp`) of a stage; of
+    the system, shape [n]: `batch`, `tokens` drafted, `micro`-batches, the `chunk` that prompts are
+    computed in, the share that is used of the `slow` memories that each pool asks for (its
+    `offload`), and the share of weights that each pool places `first`, before any keys, where it
+    has slower memories in use.
     """
 
     chips: Any
@@ -55,6 +62,8 @@ class Choice(NamedTuple):
     batch: Any
     tokens: Any
     micro: Any
+    chunk: Any
+    slow: Any
     first: Any
 
     def take(self, rows: Any) -> "Choice":
@@ -106,8 +115,8 @@ def numbers_of(made: System, found: system.SystemEstimate) -> dict[str, Any]:
 def with_choice(base: System, part_pools: tuple[int, ...], choice: Choice) -> System:
     """Returns a system with the numbers of one choice."""
 
-    def pool(old: Any, i: int) -> Any:
-        plan = old.plan
+    def pool(old: Any, part: int) -> Any:
+        plan, i = old.plan, part_pools[part]
         new = eqx.tree_at(
             lambda p: (p.chips, p.stages, p.replicas, p.batch),
             plan,
@@ -120,13 +129,14 @@ def with_choice(base: System, part_pools: tuple[int, ...], choice: Choice) -> Sy
             )
             new = eqx.tree_at(lambda p: (p.expert_ranks, p.attention_dp), new, degrees)
         if plan.weights_first is not None:
-            new = eqx.tree_at(lambda p: p.weights_first, new, choice.first)
+            used = (plan.offload * choice.slow, choice.first)
+            new = eqx.tree_at(lambda p: (p.offload, p.weights_first), new, used)
+        if i == part_pools[0]:
+            new = eqx.tree_at(lambda p: p.chunk, new, choice.chunk)
         return eqx.tree_at(lambda p: p.plan, old, new)
 
-    first, attention, ffn = (
-        pool(old, i)
-        for old, i in zip((base.prefill, base.attention, base.ffn), part_pools[:3], strict=True)
-    )
+    parts = (base.prefill, base.attention, base.ffn)
+    first, attention, ffn = (pool(old, part) for part, old in enumerate(parts))
     made = eqx.tree_at(
         lambda s: (s.prefill, s.attention, s.ffn, s.micro),
         base,
@@ -135,9 +145,7 @@ def with_choice(base: System, part_pools: tuple[int, ...], choice: Choice) -> Sy
     if base.draft is None or base.speculation is None:
         return made
     spec = eqx.tree_at(lambda s: s.tokens, base.speculation, choice.tokens)
-    return eqx.tree_at(
-        lambda s: (s.draft, s.speculation), made, (pool(base.draft, part_pools[3]), spec)
-    )
+    return eqx.tree_at(lambda s: (s.draft, s.speculation), made, (pool(base.draft, 3), spec))
 
 
 def _many(
@@ -157,10 +165,6 @@ def _many(
     return jax.vmap(one)(choices)
 
 
-def compiled_how() -> Mapping[str, str]:
-    return cache.UNFUSED if jax.default_backend() == "cpu" else {}
-
-
 @functools.cache
 def program_of(part_pools: tuple[int, ...]) -> Any:
     """Returns the function that evaluates many systems: `part_pools` is the pool of each part."""
@@ -168,25 +172,55 @@ def program_of(part_pools: tuple[int, ...]) -> Any:
 
 
 @functools.cache
-def _program(part_pools: tuple[int, ...]) -> Any:
-    return jax.jit(program_of(part_pools), compiler_options=dict(compiled_how()))
+def long_program_of(part_pools: tuple[int, ...]) -> Any:
+    """Returns the same function for long lists, with what its numbers share computed once."""
+    return compiled.chained(program_of(part_pools))
 
 
 class Space(NamedTuple):
     """What a search varies: `made`, the system it starts from; names of its pools; which of them
-    does each part; chips and stages that a replica of each may have; `most` chips of all pools;
-    batches, numbers of drafts and of micro-batches; whether systems of fewer chips are tried, too
-    (`smaller`), as under a budget."""
+    does each part; layouts that a replica of each may have; `most` chips of all pools; batches,
+    numbers of drafts and of micro-batches, and chunks; whether systems of fewer chips are tried,
+    too (`smaller`), as under a budget; and layouts of each pool that are worth a look `near` one
+    that was descended, where they are more than those enumerated."""
 
     made: SystemAsked
     names: tuple[str, ...]
     part_pools: tuple[int, ...]
-    layouts: tuple[tuple[tuple[int, int], ...], ...]
+    layouts: tuple[tuple[Layout, ...], ...]
     most: int
     batches: tuple[int, ...]
     drafts: tuple[int, ...]
     micro: tuple[int, ...]
+    chunks: tuple[int, ...]
     smaller: bool = False
+    near: tuple[tuple[Layout, ...], ...] = ()
+
+    @property
+    def choices(self) -> tuple[tuple[int, ...], ...]:
+        """What is tried of every layout, but for `tiers`."""
+        return self.batches, self.drafts, self.micro, self.chunks
+
+    @property
+    def guesser(self) -> int | None:
+        """Which pool only drafts; None where none does."""
+        drafts = set(self.part_pools[3:]) - set(self.part_pools[:3])
+        return next(iter(drafts), None)
+
+    @property
+    def tiers(self) -> tuple[tuple[float, float], ...]:
+        """Shares of slow memories and of weights placed first that are tried: none of the slow
+        ones, half and all of those asked for; keys before weights, weights before keys, and
+        between, or the share asked for."""
+        if self.made.built.attention.plan.weights_first is None:
+            return ((1.0, 1.0),)
+        pools = self.made.pools.values()
+        slow = any(pool.offload for pool in pools)
+        asked = sorted({pool.weights_first for pool in pools} - {1.0})
+        first = asked or [0.0, 0.5, 1.0]
+        unused = [(0.0, first[-1])] if slow else []
+        shares = (0.5, 1.0) if slow else (1.0,)
+        return (*unused, *itertools.product(shares, first))
 
 
 def score(space: Space, choices: Choice) -> dict[str, np.ndarray]:
@@ -195,6 +229,11 @@ def score(space: Space, choices: Choice) -> dict[str, np.ndarray]:
     asked = space.made.asked
     engine, limits = space.made.engine, question.numbers(asked.limits)
     found: list[dict[str, np.ndarray]] = []
+    name = f"systems-{'-'.join(map(str, space.part_pools))}"
+    function, kind = program_of(space.part_pools), compiled.UNFUSED
+    if count > _LONG:
+        name = f"long-{name}"
+        function, kind = long_program_of(space.part_pools), compiled.CHAINED
     for start in range(0, count, BLOCK):
         stop = min(start + BLOCK, count)
         rows = np.minimum(np.arange(start, start + BLOCK), count - 1)
@@ -202,51 +241,83 @@ def score(space: Space, choices: Choice) -> dict[str, np.ndarray]:
         values = (
             space.made.built, part, asked.network, asked.load, engine, limits, space.made.draft,
         )  # fmt: skip
-        name = f"systems-{'-'.join(map(str, space.part_pools))}"
-        program = cache.stored(name, program_of(space.part_pools), values, compiled_how())
-        numbers = jax.device_get((program or _program(space.part_pools))(*values))
+        numbers = jax.device_get(cache.program(name, function, values, kind)(*values))
         found.append({k: np.asarray(v)[: stop - start] for k, v in numbers.items()})
     return {name: np.concatenate([part[name] for part in found]) for name in found[0]}
 
 
 def enumerate_systems(space: Space, replicas: Sequence[Sequence[float]] | None = None) -> Choice:
     """Returns every system of a space: layouts and whole replicas of each pool that leave no room
-    for another replica, times batches, drafts and micro-batches.
+    for another replica (but of one that only drafts), times batches, drafts, micro-batches, chunks
+    and shares of slow memories.
 
     Args: `replicas`, counts to try by pool; then all of them, whether or not they fill the chips.
     """
-    rows: list[tuple[Any, ...]] = []
+    rows: list[Row] = []
+    counts = functools.cache(functools.partial(replicas_of, space))
     for layout in itertools.product(*space.layouts):
-        sizes = [chips for chips, _ in layout]
-        counts: Any = itertools.product(*replicas or ())
-        if replicas is None:
-            least = sum(sizes) if space.smaller else space.most
-            totals = range(least, space.most + 1)
-            counts = dict.fromkeys(each for most in totals for each in _fillings(sizes, most))
-        for each in counts:
+        sizes = tuple(each.chips for each in layout)
+        for each in itertools.product(*replicas) if replicas is not None else counts(sizes):
             if sum(n * size for n, size in zip(each, sizes, strict=True)) <= space.most:
-                rows.append((*sizes, *(stages for _, stages in layout), *each))
+                rows.append((layout, each))
     if not rows:
         raise InputError(
             f"max_chips: {space.most} chips hold no replica of each pool of {len(space.names)}"
         )
-    # Where slower memories are in use: keys before weights, weights before keys, and between.
-    tiers = space.made.built.attention.plan.weights_first is not None
-    splits = (0.0, 0.5, 1.0) if tiers else (1.0,)
-    count = len(rows) * len(space.batches) * len(space.drafts) * len(space.micro) * len(splits)
+    tiers = np.asarray(space.tiers)
+    choices = (*space.choices, range(len(tiers)))
+    count = len(rows) * math.prod(map(len, choices))
     if count > _MOST_SYSTEMS:
         raise InputError(
             f"frontier: {count:,} systems are more than {_MOST_SYSTEMS:,}; ask for fewer chips"
         )
-    axes = np.meshgrid(
-        np.arange(len(rows)), space.batches, space.drafts, space.micro, splits, indexing="ij"
-    )
-    which, batch, tokens, micro, first = (axis.ravel() for axis in axes)
-    columns = np.asarray(rows, dtype=float)[which]
-    pools = len(space.names)
-    chips, stages, counted = (columns[:, i * pools : (i + 1) * pools] for i in range(3))
-    # Experts are spread over all ranks of a replica, whose attention stays together.
-    return Choice(chips, stages, counted, chips, np.ones_like(chips), batch, tokens, micro, first)
+    axes = np.meshgrid(np.arange(len(rows)), *choices, indexing="ij")
+    which, batch, tokens, micro, chunk, tier = (axis.ravel() for axis in axes)
+    laid = [column[which] for column in columns(rows)]
+    numbers = [batch, tokens, micro, chunk, *tiers[tier].T]
+    return Choice(*laid, *numbers)
+
+
+Row = tuple[Sequence[Layout], Sequence[float]]
+"""Layouts and replicas of every pool."""
+
+
+def columns(rows: Sequence[Row]) -> tuple[np.ndarray, ...]:
+    """Returns the columns of `Choice` by pool, shape [rows, pools] each."""
+    cuts = [
+        [(each.chips, each.pp * each.regions, each.ep, each.attention_dp) for each in layout]
+        for layout, _ in rows
+    ]
+    chips, stages, ep, attention_dp = np.moveaxis(np.asarray(cuts, dtype=float), 2, 0)
+    counts = np.asarray([count for _, count in rows], dtype=float)
+    return chips, stages, counts, ep, attention_dp
+
+
+def replicas_of(space: Space, sizes: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """Returns the replicas of pools of these sizes that are tried."""
+    totals = range(sum(sizes) if space.smaller else space.most, space.most + 1)
+    listed = (each for most in totals for each in _counts(sizes, most, space.guesser))
+    return list(dict.fromkeys(listed))
+
+
+def _counts(sizes: Sequence[int], most: int, guesser: int | None) -> list[tuple[int, ...]]:
+    """Returns whole replicas of pools of these sizes that fill `most` chips as far as they can.
+
+    Of a pool that only drafts (`guesser`) there may be fewer: all, half of them, a quarter, ….
+    Chips that nothing uses are no part of the system.
+
+    >>> _counts([4, 1], 8, None), _counts([4, 1], 8, 1)
+    ([(1, 4)], [(1, 4), (1, 2), (1, 1)])
+    """
+    if guesser is None:
+        return _fillings(sizes, most)
+    order = [i for i in range(len(sizes)) if i != guesser] + [guesser]
+    found = []
+    for *others, full in _fillings([sizes[i] for i in order], most):
+        for power in range(full.bit_length()):
+            counted = dict(zip(order, (*others, full >> power), strict=True))
+            found.append(tuple(counted[i] for i in range(len(sizes))))
+    return found
 
 
 def _fillings(sizes: Sequence[int], most: int) -> list[tuple[int, ...]]:

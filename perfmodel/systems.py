@@ -5,7 +5,6 @@ what differs from one chip of it: `b200:tp=4,replicas=2,chunk=8192,weights=fp4`.
 """
 
 import dataclasses
-import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -396,21 +395,12 @@ def _evaluate(
     return {field.name: getattr(found, field.name) for field in dataclasses.fields(found)}
 
 
-@functools.cache
-def _program() -> Any:
-    return jax.jit(_evaluate, compiler_options=dict(_options()))
-
-
-def _options() -> Mapping[str, str]:
-    return cache.UNFUSED if jax.default_backend() == "cpu" else {}
-
-
 def evaluate(made: SystemAsked) -> SystemEstimate:
     """Returns what a checked system achieves, as numbers of the host."""
     asked, limits = made.asked, question.numbers(made.asked.limits)
     values = (made.built, asked.network, asked.load, made.engine, limits, made.draft)
-    program = cache.stored("system", _evaluate, values, _options()) or _program()
-    return SystemEstimate(**jax.device_get(program(*values)))
+    found = cache.program("system", _evaluate, values)(*values)
+    return SystemEstimate(**jax.device_get(found))
 
 
 # Name, unit, meaning and how it is read; names as in `results` wherever they mean the same.

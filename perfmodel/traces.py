@@ -61,7 +61,7 @@ class Trace:
 
     def note(self) -> str:
         """Returns where the trace is from and which rows were left out, on one line."""
-        text = f"{self.source}: {len(self):,} requests"
+        text = f"{self.source}: {len(self):,} request{'' if len(self) == 1 else 's'}"
         for why, lines in self.faults.items():
             listed = ", ".join(map(str, lines[:8])) + (", …" if len(lines) > 8 else "")
             text += f"; left out, {why}: line {listed}"

@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 
 import perfmodel
-from perfmodel import deployments, disaggregated_report, prediction, systems
+from perfmodel import cache, deployments, disaggregated_report, prediction, systems
 from perfmodel.deployments import Deployments
 from perfmodel.disaggregated_report import END, START, Errors
 
@@ -119,9 +119,9 @@ def test_a_row_and_a_system_say_the_same():
 
 def test_one_program_serves_both_tables():
     one = found("disaggregated")
-    before = prediction._program(split=True)._cache_size()
+    before = cache.compilations(prediction._split_rows)
     two = found("disaggregated_workers")
-    assert prediction._program(split=True)._cache_size() == before
+    assert cache.compilations(prediction._split_rows) == before
     assert one.good.sum() > 25 and two.good.sum() == 24
 
 

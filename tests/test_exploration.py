@@ -8,7 +8,7 @@ import pytest
 import xarray as xr
 
 import perfmodel
-from perfmodel import designs, exploration, question, results
+from perfmodel import cache, designs, exploration, question, results
 from perfmodel.errors import Infeasible, InputError
 
 LOAD = dict(isl=4000, osl=1000)
@@ -85,13 +85,13 @@ def test_dominance_is_that_of_the_axes_shown(x: str, y: str) -> None:
 def test_one_compilation_serves_everything() -> None:
     frontier(chips=["h100"])
     perfmodel.estimate("qwen-2.5-7b", "a100", **LOAD)
-    before = designs._program()._cache_size()
+    before = cache.compilations(designs._evaluate)
     for model in ("llama-3.1-8b", "qwen-3-32b", "llama-2-13b"):
         load = dict(isl=1000, osl=500)
         frontier(model, ["h100", "h200", "b200", "mi300x"], precisions=["bf16", "fp8"], **load)
     frontier(precisions=["bf16", "fp8", "int4/bf16/fp8"], engine="ideal", slo_tpot=0.05, price=2)
     perfmodel.estimate("llama-3.1-405b", "h100", **LOAD)
-    assert designs._program()._cache_size() == before
+    assert cache.compilations(designs._evaluate) == before
 
 
 def test_points_equal_single_estimates_to_the_last_bit() -> None:

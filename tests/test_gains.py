@@ -28,10 +28,13 @@ def test_settings_are_checked():
     assert len(settings("pool=h100|h200 batch=1|2|4 isl=8 osl=8")) == 6
     with pytest.raises(InputError, match="unknown setting 'bach=1'"):
         settings("bach=1")
+    assert settings("gap_p99=0.1")[0] == {"gap_p99": "0.1"}
+    with pytest.raises(InputError, match="unknown setting 'gap_q99"):
+        settings("gap_q99=0.1")
 
 
 def test_without_settings_there_is_no_ratio():
-    ratio, before, after = gains.modelled(BY_ID["distserve"])
+    ratio, before, after = gains.modelled(BY_ID["kv-offload"])
     assert math.isnan(ratio) and not before and not after
 
 
@@ -63,6 +66,30 @@ def test_narrow_keys_and_hits():
     assert 0.5 < gains.modelled(BY_ID["fp8-kv"])[0] < 0.7
     assert gains.modelled(BY_ID["prefix-humaneval"])[0] == 1.0
     assert 1.1 < gains.modelled(BY_ID["prefix-sonnet"])[0] < 1.4
+
+
+def test_a_product_by_hand():
+    """A100: bytes of the weights over its bandwidth; the wafer: one sum across its mesh."""
+    gain = BY_ID["wafer-gemv"]
+    columns = float(gain.before[0]["product"])
+    seconds, joules = gains.product(gain.before[0])
+    read = 2 * columns**2 / 2.039e12
+    assert read < seconds < 1.6 * read
+    # Between an idle board and its limit of 400 W.
+    assert 100 * seconds < joules < 400 * seconds
+    wafer, _ = gains.product(gain.after[0])
+    # 850,000 elements are 922 to a side; sums there and back, and a tree, at 1.1 GHz.
+    hops = (2 * 922 + 16 * 922**0.5) / 1.1e9
+    assert 0.3 * hops < wafer < 2 * hops
+    assert gains.modelled(gain)[0] == pytest.approx(seconds / wafer)
+
+
+@pytest.mark.slow
+def test_chunks_raise_the_load_that_keeps_gaps_short():
+    """The published 2.6 is met by the event simulation of both schedulers."""
+    ratio, before, after = gains.modelled(BY_ID["chunked-mistral"])
+    assert before["exclusive"] == "1" and after["exclusive"] == "0"
+    assert 2.0 < ratio < 3.2
 
 
 @pytest.mark.parametrize(("nodes", "rate"), [(2, 81e9), (4, 61e9)])

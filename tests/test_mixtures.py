@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 import perfmodel
 from perfmodel import question, serving
 from perfmodel._routing import power_law_counts
-from perfmodel.cache import UNFUSED
 from perfmodel.chips import load_chip
+from perfmodel.compiled import UNFUSED
 from perfmodel.engines import load_engine
 from perfmodel.errors import InputError
 from perfmodel.formats import precision

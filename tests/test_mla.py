@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from perfmodel import deployments, question, serving
-from perfmodel.cache import UNFUSED
 from perfmodel.chips import load_chip
+from perfmodel.compiled import UNFUSED
 from perfmodel.engines import load_engine
 from perfmodel.errors import InputError
 from perfmodel.formats import precision

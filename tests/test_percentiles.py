@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 import xarray as xr
 
-from perfmodel import percentiles, systems
+from perfmodel import percentiles, simulate, systems
 from perfmodel.errors import InputError
+from perfmodel.percentiles import Kept
 from perfmodel.system import SystemEstimate
 
 pytestmark = pytest.mark.xdist_group("system")
@@ -54,6 +55,35 @@ def test_percentiles_are_in_order_and_goodput_is_a_share() -> None:
         share * float(found["simulated_request_rate"])
     )
     assert int(found["simulated_requests"]) == 1500 and int(found["simulated_rejected"]) == 0
+
+
+def test_gaps_of_a_pool_that_only_decodes() -> None:
+    """No prompt comes between, so gaps are steps: TPOT by another count."""
+    _, found = apart()
+    p50, p99 = (float(found["simulated_gap_s"].sel(statistic=s)) for s in ("p50", "p99"))
+    assert p50 == pytest.approx(float(found["simulated_tpot_s"].sel(statistic="mean")), rel=0.05)
+    assert p50 <= p99 < 1.2 * p50
+
+
+def test_capacity_under_limits() -> None:
+    """The highest rate that keeps to a limit: a little more does not, and a longer limit allows
+    more."""
+    made = asked(TWO, 32)
+    most = float(systems.evaluate(made).request_rate)
+    known = most * (1.0 + 1.0 / 8.0) / 81.0
+    rates = []
+    for seconds in (0.5, 2.0):
+        limit = Kept("ttft", 90.0, seconds)
+        rate = percentiles.capacity(made, 32, most, [limit], requests=400)
+        case = percentiles.case_of(made, 32, requests=400, spread=0.2, seed=0)
+        below, above = (
+            limit.kept(simulate.simulate(percentiles.at_rate(case, r)))
+            for r in (rate, rate + 1.01 * known)
+        )
+        assert below and not above
+        rates.append(rate)
+    assert 0.1 * most < rates[0] < rates[1]
+    assert percentiles.capacity(made, 32, most, [Kept("ttft", 50.0, 1e-3)], requests=400) == 0.0
 
 
 def test_what_is_not_simulated_is_refused() -> None:

@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 
 import perfmodel
-from perfmodel import _serving_runs, cli, deployments, prediction
+from perfmodel import _serving_runs, cache, cli, deployments, prediction
 from perfmodel._rows import Predictions, statistics
 from perfmodel.engines import load_engine
 
@@ -131,10 +131,10 @@ def test_filling_up_changes_nothing():
 def test_one_program_serves_every_row_of_a_structure():
     asked = deployments.understand(RUNS)
     prediction.evaluate(asked)
-    before = prediction._program()._cache_size()
+    before = cache.compilations(prediction._rows)
     other = pd.DataFrame([ROW | {"model": "qwen3-32b", "chip": "b200", "engine": "sglang"}])
     prediction.evaluate(deployments.understand(other))
-    assert prediction._program()._cache_size() == before
+    assert cache.compilations(prediction._rows) == before
 
 
 def test_errors_are_signed_and_summed_up_by_hand():

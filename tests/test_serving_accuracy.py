@@ -15,8 +15,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from perfmodel.cache import UNFUSED
 from perfmodel.chips import load_chip
+from perfmodel.compiled import UNFUSED
 from perfmodel.engines import load_engine
 from perfmodel.formats import precision
 from perfmodel.models.catalogue import load_model

@@ -41,8 +41,14 @@ def requests(arrival: Any, isl: Any, osl: Any, cached: Any = 0.0) -> Requests:
     return Requests(*(np.asarray(column, float) for column in columns))
 
 
-def plainly(r: Requests, plan: Scheduler, concurrency: int) -> np.ndarray:
-    """The same scheduler one step at a time, with lists: [requests, 2], first and finish [s]."""
+def plainly(
+    r: Requests, plan: Scheduler, concurrency: int, gaps: list[float] | None = None
+) -> np.ndarray:
+    """The same scheduler one step at a time, with lists: [requests, 2], first and finish [s].
+
+    Times between two tokens of a request are added to `gaps` [s].
+    """
+    gaps = [] if gaps is None else gaps
     n = len(r.isl)
     arrival = [math.inf] * n if concurrency else list(r.arrival)
     out = np.full((n, 2), np.nan)
@@ -109,6 +115,9 @@ def plainly(r: Requests, plan: Scheduler, concurrency: int) -> np.ndarray:
         x = sum(q["context"] for q in decoding) / max(d, 1) + 1
         ending = [q for q in prompts if q["take"] == q["todo"]]
         now += seconds(d, x, p, prior) + 1e-4 * len(ending)
+        gaps += [now - q["token"] for q in decoding + ending if q["made"] > 0]
+        for q in decoding + ending:
+            q["token"] = now
         for q in decoding:
             q["context"] += 1
             q["made"] += 1
@@ -168,8 +177,14 @@ def test_as_a_scheduler_written_plainly(plan: Scheduler, concurrency: int):
     r = random_requests(1)
     found = simulate(Case(r, plan, grid(), concurrency))
     check(found, r, float(plan.blocks))
-    want = plainly(r, plan, concurrency)
+    gaps: list[float] = []
+    want = plainly(r, plan, concurrency, gaps)
     np.testing.assert_allclose(np.stack([found.first, found.finish], 1), want, rtol=1e-9)
+    # Every token after the first is counted once, in bins of 3 %.
+    assert np.sum(found.gaps) == len(gaps) == np.sum(np.maximum(r.osl[~found.rejected] - 1, 0))
+    for percent in (10, 50, 90, 99):
+        exact = np.percentile(gaps, percent, method="inverted_cdf")
+        assert found.gap(percent) == pytest.approx(exact, rel=0.04)
     # The second plan is of interest for this only, and the third may never do it.
     assert (np.sum(found.preemptions) > 0) == (plan.shared_budget == 1.0)
 
@@ -220,6 +235,22 @@ def test_one_request_by_hand():
     assert found.finish[0] == pytest.approx(3.0 + prompt + decode)
     assert found.tpot[0] == pytest.approx(decode / 2)
     assert found.peak_blocks[0] == math.ceil(1002 / 16)
+
+
+def test_a_prompt_of_its_own_is_a_gap_of_the_others():
+    r = requests([0.0, 1.0], [100, 3000], [400, 2])
+    stalled, chunked = (
+        simulate(Case(r, Scheduler(4, chunk, 1000, exclusive=alone), grid()))
+        for chunk, alone in ((4096, 1.0), (256, 0.0))
+    )
+    # One token of 400 waits for the prompt of the other request and its own step.
+    longest = seconds(0, 0, 3000, 0) + 1e-4 + seconds(2, 300, 0, 0)
+    assert stalled.gap(100) == pytest.approx(longest, rel=0.05)
+    assert stalled.gap(99) < 7e-3
+    # Chunks are shorter, and more tokens have one beside them.
+    assert chunked.gap(100) < 0.4 * longest
+    none = simulate(Case(requests([0.0], 10, 1), Scheduler(4, 256, 1000), grid()))
+    assert math.isnan(none.gap(50))
 
 
 def test_a_static_batch_waits_for_its_longest():

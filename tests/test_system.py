@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from perfmodel import placement, question, serving, speculation, system
-from perfmodel.cache import UNFUSED
 from perfmodel.chips import load_chip
+from perfmodel.compiled import UNFUSED
 from perfmodel.engines import load_engine
 from perfmodel.errors import InputError
 from perfmodel.formats import precision
@@ -90,6 +90,20 @@ def test_one_pool_is_the_service_of_one_pool(batch: float, load: Load) -> None:
     np.testing.assert_allclose(found.margins, plain.margins, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(found.memory_bytes[1], plain.memory_bytes, rtol=1e-6)
     np.testing.assert_allclose(found.parts, plain.parts, rtol=1e-5, atol=1e-9)
+
+
+@pytest.mark.parametrize("stages", (2, 3))
+def test_one_pool_of_stages_is_the_service_of_one_pool(stages: float) -> None:
+    # 80 layers in three stages are 27, 27 and 26: attention and ffn occupy a stage together.
+    at: dict[str, Any] = {"chips": 4 * stages, "stages": stages, "batch": 96}
+    found, a = run(one(**at)), pool("h100", **at)
+    values = question.numbers(
+        (a.machine, load_model(MODEL).model, LOAD, a.plan, a.precision, load_engine("vllm").engine)
+    )
+    plain = jax.device_get(_plain()(*values))
+    for name in SAME:
+        got, want = getattr(found, name), getattr(plain, name)
+        assert abs(got - want) <= 8 * np.spacing(np.float32(abs(want))), name
 
 
 def test_one_program_serves_every_form_and_every_mix_of_chips() -> None:

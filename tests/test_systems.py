@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from perfmodel import cli, system_search, systems
+from perfmodel import cli, system_choices, system_hits, system_search, system_space, systems
 from perfmodel.errors import Infeasible, InputError
 from perfmodel.placement import Links
 from perfmodel.systems import Classes, PoolAsked, Scheduling
@@ -169,7 +169,7 @@ def test_a_frontier_of_systems() -> None:
     i = len(x) // 2
     chips, count = found["replica_chips"].values[i], found["replicas"].values[i]
     pools = {
-        name: f"{chip}:tp={chips[p]},replicas={count[p]},weights=fp8"
+        name: f"{chip}:tp={chips[p]},replicas={count[p]},chunk={found['chunk'][i]:d},weights=fp8"
         for p, (name, chip) in enumerate(
             zip(found["pool"].values, found["chip"].values, strict=True)
         )
@@ -188,6 +188,103 @@ def test_the_smallest_system_for_a_rate() -> None:
         system_search.size(MODEL, pools, rate=2.0, headroom=0.0, max_chips=fewer, **given)
 
 
+def space_of(model: str, pools: dict[str, str], **given: Any) -> system_space.Space:
+    return system_search.space(model, pools, isl=4000, osl=1000, max_chips=8, **given)
+
+
+def test_a_search_cuts_experts_in_several_ways() -> None:
+    pools = {"prefill": "h100:weights=fp8", "decode": "h200:weights=fp8"}
+    listed = system_search.enumerate_systems(space_of("qwen3-30b-a3b", pools))
+    for degree in (listed.ep, listed.attention_dp):
+        assert np.all((degree == 1) | (degree == listed.chips))
+        assert set(np.unique(degree)) == {1, 2, 4}
+    # Between them a descent may round to any that cuts a stage; of one pool all are enumerated.
+    near = space_of("qwen3-30b-a3b", pools).near[1]
+    alone = space_of("qwen3-30b-a3b", {"decode": "h200:weights=fp8"})
+    assert alone.layouts == (near,)
+    cut = {(x.ep, x.attention_dp) for x in near if x.tp == 4}
+    assert cut == {(ep, dp) for ep in (1, 2, 4) for dp in (1, 2, 4)}
+    asked = space_of("qwen3-30b-a3b", {"decode": "h200:tp=8,ep=4,attention_dp=2,weights=fp8"})
+    one = system_search.enumerate_systems(asked)
+    assert [set(np.unique(x)) for x in (one.chips, one.ep, one.attention_dp)] == [{8}, {4}, {2}]
+    # A dense network has none to cut.
+    dense = system_search.enumerate_systems(space_of(MODEL, pools))
+    assert np.all(dense.ep == 1) and np.all(dense.attention_dp == 1)
+
+
+def test_a_search_varies_chunks() -> None:
+    assert space_of(MODEL, {"decode": "h100"}).chunks == (512, 2048, 8192)
+    assert space_of(MODEL, {"decode": "h100"}, chunks=(1000,)).chunks == (1000,)
+    # A pool's own, and that of a wafer, are kept.
+    assert space_of(MODEL, {"decode": "h100:chunk=700"}).chunks == (700,)
+    assert len(space_of(MODEL, {"decode": "cs3:pp=4,regions=20"}).chunks) == 1
+    found = enumerated()
+    assert np.all(np.isin(found["chunk"], (512, 2048, 8192)))
+    assert f"chunk {int(found['chunk'][0]):,}" in system_search.words(found, 0)
+
+
+def test_a_search_varies_slow_memory_where_asked_for() -> None:
+    plain = system_search.enumerate_systems(space_of(MODEL, {"decode": "h100"}))
+    assert np.all(plain.slow == 1.0) and np.all(plain.first == 1.0)
+    searched = space_of("qwen3-30b-a3b", {"decode": "corsair:offload=0.5,weights=int8"})
+    listed = system_search.enumerate_systems(searched)
+    pairs = set(zip(listed.slow.tolist(), listed.first.tolist(), strict=True))
+    assert pairs == {(0.0, 1.0)} | {(s, f) for s in (0.5, 1.0) for f in (0.0, 0.5, 1.0)}
+    kept = space_of("qwen3-30b-a3b", {"decode": "corsair:offload=0.5,weights_first=0.3"})
+    assert kept.tiers == ((0.0, 0.3), (0.5, 0.3), (1.0, 0.3))
+    row = int(np.flatnonzero((listed.slow == 0.5) & (listed.ep[:, 0] == 4))[0])
+    made = system_space.with_choice(searched.made.built, searched.part_pools, listed.take(row))
+    plan = made.prefill.plan
+    assert float(plan.offload) == 0.25 and float(plan.expert_ranks) == 4.0
+    assert float(plan.chunk) == listed.chunk[row]
+
+
+def test_a_search_that_is_too_large_has_fewer_choices() -> None:
+    pools = {"prefill": "h100:weights=fp8", "decode": "h200:weights=fp8"}
+    given: dict[str, Any] = dict(isl=4000, osl=1000)
+    large = system_search.space("qwen3-30b-a3b", pools, max_chips=512, **given)
+    few = system_choices.bounded(large, None)
+    assert few.chunks == (2048,) and 100_000 < len(system_search.enumerate_systems(few).batch) < 5e5
+    # Chunks asked for are kept; a space of few systems is kept whole.
+    assert system_choices.bounded(large, large.chunks).chunks == large.chunks
+    small = space_of("qwen3-30b-a3b", pools)
+    assert system_choices.bounded(small, None) is small
+
+
+def test_a_pool_of_drafts_need_not_fill_the_chips() -> None:
+    pools = {"decode": "h100:tp=4,weights=fp8", "draft": "corsair:weights=int8"}
+    spec = systems.acceptance(4, 0.8, None)
+    searched = space_of(MODEL, pools, draft="llama-3.1-8b", spec=spec, batches=(8,))
+    listed = system_search.enumerate_systems(searched)
+    assert searched.guesser == 1 and np.all(listed.replicas[:, 0] == 1)
+    single = listed.replicas[listed.chips[:, 1] == 1, 1]
+    assert set(single) == {1, 2, 4}
+
+
+@pytest.mark.slow
+def test_the_slope_in_hits_is_that_of_the_difference() -> None:
+    """Tiles and chunks are staircases, so over steps of several of them."""
+    pools = {"prefill": "h100:weights=fp8", "decode": "h200:weights=fp8"}
+
+    def at(hit: float) -> system_space.Space:
+        return system_search.space(
+            MODEL, pools, isl=4096, osl=1000, max_chips=8, prefix_hit=hit, batches=(4, 16, 64, 256)
+        )
+
+    middle, y = at(0.5), "output_tokens_per_second_chip"
+    listed = system_search.enumerate_systems(middle)
+    values = system_search.score(middle, listed)
+    kept = listed.take(system_search.front(values, ("tokens_per_second_user", y)))
+    slopes = system_hits.slopes(middle, kept)
+    assert all(
+        np.all(np.isfinite(slopes[axis])) for axis in ("tokens_per_second_user", y, "ttft_s")
+    )
+    low, high = (system_search.score(at(hit), kept)[y] for hit in (0.375, 0.625))
+    away = np.abs(slopes[y] / ((high - low) / 0.25) - 1.0)
+    assert np.median(away) < 0.15
+    assert np.all(slopes["ttft_s"] < 0.0)
+
+
 @pytest.mark.slow
 def test_descent_reaches_the_enumeration() -> None:
     pools = {"prefill": "h100:weights=fp8", "decode": "h200:weights=fp8"}
@@ -195,8 +292,10 @@ def test_descent_reaches_the_enumeration() -> None:
         MODEL, pools, isl=4000, osl=1000, max_chips=8, slo_ttft=5.0, descend=True,
         batches=(1, 4, 16, 64, 256),
     )  # fmt: skip
-    assert found.attrs["hypervolume"] > 0.93
+    assert found.attrs["hypervolume"] > 0.95
     assert found.attrs["evaluated"] < found.attrs["enumerated"]
+    for axis in ("tokens_per_second_user", "output_tokens_per_second_chip"):
+        assert np.all(np.isfinite(found[f"{axis}_per_hit"]))
 
 
 def test_commands(capsys: pytest.CaptureFixture[str]) -> None:
@@ -258,7 +357,10 @@ def test_the_split_of_memory_and_hits_are_part_of_a_search() -> None:
     )
     pools = {"decode": "corsair:offload=0.5,weights=int8"}
     found = system_search.frontier("qwen3-30b-a3b", pools, descend=True, **given)
-    assert found.attrs["hypervolume"] > 0.9
+    assert found.attrs["hypervolume"] > 0.95
+    # Experts and attention over the ranks of a stage, beside cutting every one of them.
+    assert np.any(found["ep"] > 1) and np.any(found["attention_dp"] > 1)
+    assert np.all(found["offload"] <= 0.5) and np.any(found["offload"] > 0.0)
     split = found["weights_first"].values
     assert np.all((split >= 0.0) & (split <= 1.0)) and np.any(split < 1.0)
     gain = found["output_tokens_per_second_chip_if_more_hits"].values
@@ -279,6 +381,17 @@ POOLS = ("--prefill", "h100:tp=4", "--decode", "h100:tp=4")
         ((*ONE_POOL, "--cache-tokens", "1e6"), "--cache-tokens: of a trace"),
         ((*ONE_POOL, "--simulate", "-5"), "--simulate"),
         ((*ONE_POOL, "--class", "a=100:10:1", "--isl", "7"), "--isl: --class and --trace say"),
+        # What is typed counts, whatever its value.
+        ((*ONE_POOL, "--class", "a=100:10:1", "--osl", "1000"), "--osl: --class and --trace say"),
+        ((*ONE_POOL, "--trace", "t.csv", "--prefix-hit", "0"), "--prefix-hit: --class and"),
+        ((*ONE_POOL, "--acceptance", "0.8", "--draft-tokens", "4"), "--acceptance: of what"),
+        (("estimate", MODEL, *POOLS, "--no-ranges"), "--ranges: of one pool"),
+        (("frontier", MODEL, "--chip", "h100", "--class", "a=9:9:1", "--isl", "4000"), "--isl: "),
+        (("size", MODEL, "--rate", "5", "--trace", "t.csv", "--osl", "1000"), "--osl: --class"),
+        (("size", MODEL, "--rate", "5", "--batching", "statik"), "--batching: continuous, static"),
+        (("frontier", MODEL, "--batching", "static"), "missing option '--chip'"),
+        (("estimate", MODEL, "--class", "a=9:9:1"), "missing argument 'CHIP', or a pool"),
+        (("size", MODEL, "--rate", "5", "--simulate", "-1"), "--simulate: requests to follow"),
         (("estimate", MODEL, *POOLS, "--images", "2"), "--images: of one pool"),
         (("estimate", MODEL, *POOLS, "--cp", "2"), "--cp: of one pool"),
         (("estimate", MODEL, *POOLS, "--tp", "8"), "--tp: of CHIP"),
@@ -302,3 +415,63 @@ def test_no_option_is_ignored(
     assert cli.main(list(line)) == 2
     told = capsys.readouterr().err.strip()
     assert said in told and "\n" not in told
+
+
+def test_what_each_command_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    """Traffic, pools and drafts are asked for alike, under the same headings."""
+    names = (
+        "isl", "osl", "prefix-hit", "class", "trace", "cache-tokens", "routing", "images", "engine",
+        "batching", "kv", "slo-ttft", "slo-tpot", "price", "prefill", "decode", "attention", "ffn",
+        "link", "draft", "acceptance", "accepted-length", "draft-candidates", "assume-dense",
+    )  # fmt: skip
+    for command in ("estimate", "frontier", "size"):
+        assert cli.main([command, "--help"]) == 0
+        told = capsys.readouterr().out
+        lines = [line.strip() for line in told.splitlines()]
+        for name in names:
+            assert sum(line.startswith(f"--{name} ") for line in lines) == 1, (command, name)
+        heads = ["Traffic:", "Software:", "Limits:", "Cost:", "Several pools", "Drafts", "Output:"]
+        places = [next(i for i, line in enumerate(lines) if line.startswith(h)) for h in heads]
+        assert len(set(places)) == len(heads)
+        pools = told[told.index("Several pools") : told.index("Drafts (")]
+        assert "--prefill" in pools and "--draft" not in pools
+
+
+def test_searches_of_static_batches(capsys: pytest.CaptureFixture[str]) -> None:
+    """Whoever waits for the longest output of a batch serves less."""
+    line = ["frontier", MODEL, "--max-chips", "4", "--precision", "fp8", "--chip", "h100", "--json"]
+    best = []
+    for batching in ("static", "static:1"):
+        assert cli.main([*line, "--batching", batching]) == 0
+        told = json.loads(capsys.readouterr().out)
+        best.append(max(p["output_tokens_per_second_chip"] for p in told["points"]))
+    assert best[1] < 0.7 * best[0]
+
+
+def test_chips_that_cannot_are_left_out_of_a_search() -> None:
+    """Where one chip of several has no plan, the others are told, and why it has none."""
+    from perfmodel import _system_command
+    from perfmodel._options import Pools, Traffic
+
+    asked = _system_command.Asked(
+        MODEL, Pools(), Traffic(), _system_command.formats(None), kv="reserved", searched=True
+    )
+    given: dict[str, Any] = dict(isl=4000, osl=1000, max_chips=2, batches=(1, 16))
+    given |= dict(x="tokens_per_second_user", y="output_tokens_per_second_chip", descend=False)
+    found = _system_command.frontier(asked, ["h100", "l4"], **given)
+    assert set(found["system"].values.tolist()) == {"h100 alone"}
+    assert "l4 alone" in found.attrs["left_out"] and "memory" in found.attrs["left_out"]
+
+
+def test_percentiles_of_the_smallest_deployment(capsys: pytest.CaptureFixture[str]) -> None:
+    """What `size` finds is followed at the rate asked for, not at the one that it could serve."""
+    line = ["size", MODEL, "--rate", "2", "--chip", "h100", "--slo-tpot", "40ms"]
+    assert cli.main([*line, "--simulate", "2000", "--json"]) == 0
+    point = json.loads(capsys.readouterr().out)["points"][0]
+    assert point["requests_per_second"] >= 2.4
+    assert point["simulated_request_rate"] == pytest.approx(2.0, rel=0.1)
+    mean, p50, _, p99 = point["simulated"]
+    assert [mean["statistic"], p50["statistic"]] == ["mean", "p50"]
+    # Fewer requests at once than the closed loop has, and each token comes the sooner.
+    assert mean["simulated_tpot_s"] < point["tpot_s"]
+    assert p50["simulated_gap_s"] < mean["simulated_tpot_s"] < p99["simulated_gap_s"]

@@ -150,6 +150,8 @@ def test_bad_rows_are_told_by_line(tmp_path: Path):
     assert told == [3, 4, 5, 6, 7, 8]
     assert "isl is not a number: 'many'" in trace.faults
     assert "line 3" in trace.note() and "line 7" in trace.note()
+    one = traces.read(pd.DataFrame({"input_length": [5], "output_length": [2]}))
+    assert one.note().endswith(": 1 request")
     lines = tmp_path / "t.jsonl"
     lines.write_text('{"isl": 5, "osl": 1, "hash_ids": [1]}\n{oops\n\n[1]\n{"isl": 5, "osl": 1}\n')
     trace = traces.read(lines)

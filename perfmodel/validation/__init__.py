@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from perfmodel import cache, engines, question, results, serving, static
+from perfmodel import compiled, engines, question, results, serving, static
 from perfmodel.chips import load_chip
 from perfmodel.errors import InputError
 from perfmodel.formats import precision_numbers
@@ -118,8 +118,7 @@ def _all(machine: Machine, model: Any, load: Load, plan: Plan, formats: Any, eng
 
 @functools.cache
 def _program(of: Callable[..., Any]) -> Any:
-    options = cache.UNFUSED if jax.default_backend() == "cpu" else {}
-    return jax.jit(of, compiler_options=dict(options))
+    return compiled.unfused(of)
 
 
 def modelled(

@@ -10,6 +10,7 @@ import numpy as np
 
 import perfmodel
 from perfmodel import report, results, speculation, system_search
+from perfmodel.question import Layout
 from perfmodel.systems import PoolAsked
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ TITLE = "Do drafts on other silicon make a user's tokens ten times as fast?"
 MODEL, DRAFT = "llama-3.3-70b", "llama-3.2-1b"
 FORMATS: dict[str, Any] = {"weights": "fp8", "activations": "fp8"}
 CLAIM = 10.0
+CHUNK = 2048
+"""Most prompt tokens in a step of a pool that only prefills."""
 X, Y = "tokens_per_second_user", "output_tokens_per_second_kw"
 
 OWN = "on GPUs apart"
@@ -101,6 +104,7 @@ def _scored(chip: str, place: str, rate: float, scope: Scope) -> Scored:
     """Returns the feasible plans with drafts at a place; of `PLAIN`, without."""
     pools = {"prefill": PoolAsked(chip, **FORMATS), "decode": PoolAsked(chip, **FORMATS)}
     options: dict[str, Any] = {"isl": scope.isl, "osl": scope.osl, "batches": scope.batches}
+    options["chunks"] = (CHUNK,)
     if place != PLAIN:
         spec = speculation.chain(rate, 1)
         options |= {"draft": DRAFT, "spec": spec, "drafts": scope.drafts, "micro": scope.micro}
@@ -109,7 +113,9 @@ def _scored(chip: str, place: str, rate: float, scope: Scope) -> Scored:
             pools["draft"] = pool
     space = system_search.space(MODEL, pools, max_chips=10**6, **options)
     allowed = [
-        tuple((d, 1) for d in degrees) if name != "draft" or place != "on CS-3" else given
+        tuple(Layout(d, 1, 1, 1, 1) for d in degrees)
+        if name != "draft" or place != "on CS-3"
+        else given
         for name, degrees, given in zip(space.names, scope.layouts, space.layouts, strict=False)
     ]
     space = space._replace(layouts=tuple(allowed))

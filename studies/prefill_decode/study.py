@@ -20,6 +20,8 @@ TITLE = "How many chips should do prefill, and what do pools of their own gain?"
 MODEL = "llama-3.3-70b"
 FORMATS: dict[str, Any] = {"weights": "fp8", "activations": "fp8"}
 MIXED = "both"
+CHUNK = 2048
+"""Most prompt tokens in a step of a pool that only prefills."""
 X, Y = "tokens_per_second_user", "output_tokens_per_second_chip"
 
 
@@ -82,8 +84,9 @@ def _search(chip: str, isl: int, osl: int, scope: Scope) -> tuple[list[Any], Any
 
     def scored(pools: dict[str, PoolAsked]) -> Any:
         space = system_search.space(
-            MODEL, pools, isl=isl, osl=osl, max_chips=scope.max_chips, batches=scope.batches
-        )
+            MODEL, pools, isl=isl, osl=osl, max_chips=scope.max_chips, batches=scope.batches,
+            chunks=(CHUNK,),
+        )  # fmt: skip
         choices = system_search.enumerate_systems(space)
         return space, choices, system_search.score(space, choices)
 

@@ -25,6 +25,9 @@ CLAIM = 5.0
 ENOUGH = 0.95
 """Of the most that wafers can give: beyond it more Trainium adds next to nothing."""
 
+CHUNK = 2048
+"""Most prompt tokens in a step of a pool that only prefills."""
+
 X = "tokens_per_second_user"
 
 
@@ -71,7 +74,7 @@ class Systems(NamedTuple):
 def _scored(pools: dict[str, PoolAsked], isl: int, osl: int, scope: Scope) -> Systems:
     """Returns the feasible systems of one replica that decodes and those that prefill for it."""
     space = system_search.space(
-        MODEL, pools, isl=isl, osl=osl, max_chips=10**6, batches=scope.batches
+        MODEL, pools, isl=isl, osl=osl, max_chips=10**6, batches=scope.batches, chunks=(CHUNK,)
     )
     counts = [scope.replicas, (1,)][-len(space.names) :]
     choices = system_search.enumerate_systems(space, counts)
