@@ -129,7 +129,11 @@ def held(
         left = sum(free[1:], free[0]) - guessed - keys
         alone = left * inverse(sum(usable[1:], usable[0]))
         none = as_real(0.0)
-        drafting = Footprint(guessed, none, none, keys, none, alone, one, tuple(free))
+        # Its requests are those of attention: of what fits there it says nothing of its own.
+        drafting = room._replace(
+            weights=guessed, chunk=none, sequence=none, shared=keys, live=none, margin=alone,
+            admitted=one, free=tuple(free),
+        )  # fmt: skip
         shared = maximum(on.ga, maximum(on.gp, on.gf))
         least = on.ga * margins[1] + (1.0 - on.ga) * (
             on.gp * margins[0] + (1.0 - on.gp) * on.gf * margins[2]

@@ -4,7 +4,7 @@ import math
 from typing import TYPE_CHECKING
 
 from perfmodel import _labels
-from perfmodel._tables import grid, lines
+from perfmodel._tables import RARE, grid, lines
 from perfmodel.units import GB, KILOWATT
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ _ROWS = (
     ("output tokens per second per chip", "output_tokens_per_second_chip", 1.0, "{:,.1f}"),
     ("output tokens per second", "output_tokens_per_second", 1.0, "{:,.0f}"),
     ("requests per second", "requests_per_second", 1.0, "{:,.3f}"),
+    ("preemptions per request", "preempted", 1.0, "{:,.2f}"),
     ("tokens per cycle of drafts", "tokens_per_cycle", 1.0, "{:,.2f}"),
     ("power", "power_w", 1 / KILOWATT, "{:,.2f} kW"),
     ("energy per output token", "energy_per_output_token_j", 1.0, "{:,.2f} J"),
@@ -40,6 +41,8 @@ def system_table(found: "xr.Dataset") -> "Group":
     for words, key, factor, form in _ROWS:
         value = float(found[key])
         if key in ("handover_s", "tokens_per_cycle") and value in (0.0, 1.0):
+            continue
+        if key == "preempted" and not value >= RARE:
             continue
         shown = form.format(value * factor) if math.isfinite(value) else "–"
         numbers.add_row(words, shown)

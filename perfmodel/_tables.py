@@ -238,6 +238,7 @@ _GROUPS: tuple[tuple[str, tuple[tuple[str, str, _Format], ...]], ...] = (
         ("output tokens/s, all chips", "output_tokens_per_second", _labels.number),
         ("requests/s, all chips", "requests_per_second", _labels.number),
         ("requests running", "running", _labels.number),
+        ("preemptions per request", "preempted", lambda v: f"{v:.2f}"),
     )),
     ("memory of a chip", (
         ("weights", "weight_bytes", lambda v: si(v, "B")),
@@ -264,6 +265,9 @@ _GROUPS: tuple[tuple[str, tuple[tuple[str, str, _Format], ...]], ...] = (
         ("cost of all chips", "usd_per_hour", lambda v: f"${v:.2f}/h"),
     )),
 )  # fmt: skip
+
+RARE = 5e-3
+"""Preemptions of a request that are not worth a line."""
 
 
 def estimate_table(
@@ -297,6 +301,8 @@ def estimate_table(
             continue
         table.add_row(lines(name, style="bold"), "")
         for (words, key, form), value in zip(rows, values, strict=True):
+            if key == "preempted" and not value >= RARE:
+                continue
             text = form(value) if math.isfinite(value) else "–"
             if key == "running" and math.isfinite(value):
                 words = f"running of the {int(dataset['admitted']):,} that the KV pool admits"

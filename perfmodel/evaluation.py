@@ -247,7 +247,8 @@ def _open(
     room = serving.footprint(machine, model, load, plan, precision, engine)
     lying = serving.placed(machine, plan, room, attended)
     rank = Rank(serving.served(machine, engine), shard.share, placed=lying)
-    _, _, *steps = serving.passes(load, plan, serving.split_prompt(load, plan), attended, engine)
+    prefill = serving.split_prompt(load, plan)._replace(again=found.recomputed)
+    _, _, *steps = serving.passes(load, plan, prefill, attended, engine)
     tables = []
     for step in steps:
         layers = layer_operators(model, step, shard, precision)

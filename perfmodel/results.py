@@ -246,6 +246,8 @@ QUANTITIES: tuple[Quantity, ...] = (
              lambda d: d.estimate.running),
     Quantity("chunk_share", "1", "share of decode steps that carry a chunk of another's prompt",
              lambda d: d.estimate.chunk_share),
+    Quantity("preempted", "1", "times that a request gives up its memory, and is computed again",
+             lambda d: d.estimate.preempted),
 )  # fmt: skip
 """Every number reported, in the order in which it is listed."""
 

@@ -48,6 +48,7 @@ from perfmodel.models.transformer import (
 )
 from perfmodel.ownership import spend
 from perfmodel.plan import UNLIMITED, Engine, Limits, Load, Plan
+from perfmodel.preemption import Preemption, Sizes, after_first, greed, preemption, request_sizes
 from perfmodel.relax import Real, as_real, ceil, ceil_div, floor, inverse, maximum, minimum
 from perfmodel.stages import occupied
 from perfmodel.step import Chunk, Shard, Step, causal_pairs
@@ -73,12 +74,15 @@ class Estimate(eqx.Module):
 
     Fields:
         ttft, tpot, e2e: time to first token, per output token after it, end to end [s].
-        longest_gap: longest time between two tokens of a request while others prefill [s].
+        longest_gap: longest time between two tokens of a request while others prefill, and while
+            it is preempted [s].
         request_rate: finished requests per second of one replica [1/s].
         output_rate: output tokens per second of one replica [1/s].
         admitted, running: requests that fit the KV pool, and that run at once.
         chunk_share: share of a request's decode steps that carry another's prompt.
         prefill_busy: share of time that prompts take.
+        preempted: how often a request gives up its memory, on average.
+        recomputed: prompts that are computed again for it, per request.
         weight_bytes, kv_bytes, activation_bytes, memory_bytes: per chip [B]; memory in all,
             with workspace, at the running batch.
         chip_power: mean board power of a chip [W]; power: of all replicas [W].
@@ -86,7 +90,8 @@ class Estimate(eqx.Module):
         usd_per_output_token, usd_per_input_token, usd_per_total_token: [USD]; output and input
             share the cost by busy time. 0 where the price is unknown.
         chips: chips deployed.
-        parts: seconds of TPOT by `PARTS`, shape [5].
+        parts: seconds of TPOT by `PARTS`, shape [5]; what a preempted request waits and is
+            computed again counts as latency.
         margins: by `MARGINS`, shape [9], relative; negative is infeasible.
         feasible: whether all margins are ≥ 0.
         binding: index into `BINDING`.
@@ -102,6 +107,8 @@ class Estimate(eqx.Module):
     running: Array
     chunk_share: Array
     prefill_busy: Array
+    preempted: Array
+    recomputed: Array
     weight_bytes: Array
     kv_bytes: Array
     activation_bytes: Array
@@ -148,7 +155,8 @@ class Footprint(NamedTuple):
 
     Fields: `weights`; intermediate results of a `chunk` and of each decoding `sequence` of a pass;
     keys and values `shared` by all requests, and `live` of each; the relative `margin` with one
-    request; `admitted` requests; `free`, bytes of each memory tier for weights, keys and values.
+    request; `admitted` requests; `free`, bytes of each memory tier for weights, keys and values;
+    requests that `fit` on average, not rounded, and the `sizes` of one.
     """
 
     weights: Array
@@ -159,6 +167,8 @@ class Footprint(NamedTuple):
     margin: Array
     admitted: Array
     free: tuple[Array, ...]
+    fit: Array
+    sizes: Sizes
 
 
 class Pass(NamedTuple):
@@ -170,11 +180,13 @@ class Pass(NamedTuple):
 
 
 class Prefill(NamedTuple):
-    """How a prompt is cut: chunks, and the mean chunk."""
+    """How a prompt is cut: chunks, and the mean chunk; and how many prompts are computed `again`
+    per request."""
 
     chunks: Array
     chunk: Chunk
     new_tokens: Array
+    again: Real = 0.0
 
 
 def split_prompt(load: Load, plan: Plan) -> Prefill:
@@ -302,6 +314,7 @@ def footprint(
     # Each class has a prefix of its own.
     shared = kv_bytes(model, precision, as_real(load.isl) - new, shard) * part
     whole = pages(new + load.osl)
+    own = request_sizes(load, pages(new), whole)
     if load.weight is not None:
         shared, whole = jnp.sum(shared, axis=-1), jnp.max(whole, axis=-1)
     live = load.while_decoding(pages(new + 0.5 * load.osl))
@@ -311,10 +324,41 @@ def footprint(
     free = sum(tiers[1:], tiers[0]) - filled - shared
     held = load.while_decoding(pages(new + engine.reservation * load.osl))
     each = held + sequence * inverse(plan.stages)
-    admitted = floor(maximum(free, 0.0) * inverse(each))
+    fit = maximum(free, 0.0) * inverse(each)
+    admitted = floor(fit)
     usable = memory.capacity(machine, 1.0, plan.offload)
     margin = (free - sequence - whole) / sum(usable[1:], usable[0])
-    return Footprint(filled, chunk, sequence, shared, live, margin, admitted, tuple(tiers))
+    return Footprint(
+        filled, chunk, sequence, shared, live, margin, admitted, tuple(tiers), fit, own
+    )  # fmt: skip
+
+
+def preempted(
+    load: Load,
+    plan: Plan,
+    engine: Engine,
+    room: Footprint,
+    prefill: Prefill,
+    batch: Array,
+    rounds: Array,
+    *,
+    depth: Real | None = None,
+    fused: Real | None = None,
+    here: Real = 1.0,
+) -> Preemption:
+    """Returns preemptions of an attention group of `batch` requests that decode in `rounds`.
+
+    Where steps that carry a chunk decode as well, only so many decode as chunks leave, whatever
+    memory has room for. `depth` and `fused` are as of `passes`; `here` is 1 where the group
+    computes prompts, and 0 where it cannot compute any again.
+    """
+    fused = 1.0 - as_real(engine.exclusive) if fused is None else as_real(fused)
+    deep = as_real(plan.stages if depth is None else depth)
+    packed = maximum(1.0, plan.chunk * inverse(prefill.new_tokens))
+    most = rounds * deep * packed * inverse(prefill.chunks)
+    most = jnp.where(fused > 0.0, maximum(most, 1.0), batch)
+    greedy = here * greed(load, engine)
+    return preemption(room.sizes, room.live, room.fit, batch, most, rounds, greedy)
 
 
 class Passes(NamedTuple):
@@ -346,7 +390,8 @@ def passes(
 ) -> Passes:
     """Returns what passes through the network while `running` requests of a group are served.
 
-    Prompts shorter than a chunk share one: as many as finish in a round, C/(M(O + 1)), if they fit.
+    Prompts shorter than a chunk share one: as many as finish in a round, C/(M(O + 1)), if they fit;
+    those that are computed again are so when one finishes.
     Where every pass carries a chunk, O·stages/n sequences decode beside it, and no more.
 
     Args:
@@ -363,8 +408,11 @@ def passes(
     per_micro, per_slot = inverse(micro), inverse(deepest)
     room = maximum(1.0, plan.chunk * inverse(prefill.new_tokens))
     finishing = running * per_micro * inverse(each + 1.0) if prompts is None else prompts
-    together = maximum(1.0, minimum(finishing, room))
-    chunks = prefill.chunks * inverse(together)
+    entered = 1.0 + prefill.again
+    # With nothing computed again both are equal, always; the derivative is then that of the last.
+    anew = minimum(maximum(finishing, 1.0) * entered, room)
+    together = maximum(anew, maximum(1.0, minimum(finishing, room)))
+    chunks = prefill.chunks * entered * inverse(together)
     one = prefill.chunk
     images = None if one.images is None else one.images * together
     shared = dataclasses.replace(
@@ -551,7 +599,10 @@ def estimate(
     every = 1.0 if groups is None else groups
     batch = as_real(plan.batch) if groups is None else as_real(plan.batch) * inverse(groups)
     isl, osl = as_real(load.input), as_real(load.output)
-    running = minimum(batch, maximum(room.admitted, 1.0))
+    lost = preempted(load, plan, engine, room, prefill, batch, osl)
+    prefill = prefill._replace(again=lost.again)
+    seats = minimum(batch, maximum(room.admitted, 1.0))
+    running = seats - minimum(lost.fewer, maximum(seats - 1.0, 0.0))
 
     others = maximum(0.0, running - 1.0)
     micro, chunks, decode_step, mixed_step = passes(load, plan, prefill, running, engine)
@@ -576,7 +627,8 @@ def estimate(
 
     # A request occupies its share of passes, and waits for the whole of each.
     service = chunks * mixed.stage
-    fill = mixed.latency - mixed.stage + (prefill.chunks - chunks) * mixed.stage
+    entered = 1.0 + prefill.again
+    fill = mixed.latency - mixed.stage + (prefill.chunks * entered - chunks) * mixed.stage
     per_round = chunks * inverse(as_real(plan.stages))
     share = minimum(per_round * others * inverse(osl), most_share)
     tpot = mean_round(share)
@@ -605,7 +657,11 @@ def estimate(
     started = before + prefill_time + first * 0.5 * others * service
     rate = running * inverse(started + stays * tpot)
     waiting = maximum(batch - running, 0.0) / rate
-    ttft = started + waiting
+    late = after_first(lost, fill + service, rate, osl)
+    ttft = started + waiting - late
+    waited = late * inverse(maximum(away, 1.0))
+    tpot = tpot + waited
+    stopped = late * inverse(maximum(minimum(lost.times, away), 1.0))
     e2e = ttft + away * tpot
 
     # Per request: n passes with a chunk, and the decode passes that its tokens then still need.
@@ -636,6 +692,7 @@ def estimate(
         between * d + carried * m
         for d, m in zip(decode.usage.parts, mixed.usage.parts, strict=True)
     ]
+    mean_parts[-1] = mean_parts[-1] + waited
     parts = jnp.stack(mean_parts)
     margins = jnp.stack(
         [
@@ -660,13 +717,15 @@ def estimate(
         ttft=ttft,
         tpot=tpot,
         e2e=e2e,
-        longest_gap=jnp.where(others > 0.0, mixed_round, decode_round),
+        longest_gap=jnp.where(others > 0.0, mixed_round, decode_round) + stopped,
         request_rate=rate,
         output_rate=output_rate,
         admitted=room.admitted * every,
         running=running * every,
         chunk_share=share,
         prefill_busy=prefill_busy,
+        preempted=lost.times,
+        recomputed=lost.again,
         weight_bytes=room.weights,
         kv_bytes=kv,
         activation_bytes=activations,

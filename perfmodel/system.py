@@ -51,6 +51,7 @@ from perfmodel.models.transformer import Model, sequence_bytes
 from perfmodel.ownership import spend
 from perfmodel.placement import Pool, System
 from perfmodel.plan import Engine, Limits, Load
+from perfmodel.preemption import after_first
 from perfmodel.relax import Real, as_real, ceil, inverse, maximum, minimum
 from perfmodel.serving import (
     Prefill,
@@ -60,6 +61,7 @@ from perfmodel.serving import (
     closed_queue,
     kernel_margin,
     passes,
+    preempted,
     served,
     split_prompt,
     taken,
@@ -82,6 +84,7 @@ class SystemEstimate(eqx.Module):
             served at once. decoding: those of them that decode.
         tokens_per_cycle: of a sequence, 1 without drafts.
         chunk_share: chunks of others' prompts per cycle.
+        preempted: as of `serving.Estimate`; 0 where prompts have a pool of their own.
         handover: part of TTFT that keys and values wait for a link [s].
         prefill_time: of the mean prompt alone, without any wait [s].
         chips, power: of all pools [W].
@@ -107,6 +110,7 @@ class SystemEstimate(eqx.Module):
     decoding: Array
     tokens_per_cycle: Array
     chunk_share: Array
+    preempted: Array
     handover: Array
     prefill_time: Array
     chips: Array
@@ -226,7 +230,16 @@ def evaluate(
     batch = as_real(attention.plan.batch) * inverse(every)
     isl, osl = as_real(load.input), as_real(load.output)
     cycles, away = osl * inverse(yielded), maximum(osl - 1.0, 0.0) * inverse(yielded)
-    running = minimum(batch, maximum(room.admitted, 1.0))
+    fused = on.pa * on.af * (1.0 - as_real(engine.exclusive))
+    depth = maximum(maximum(attention.plan.stages, ffn.plan.stages), as_real(system.micro))
+    lost = preempted(
+        load, first.plan, engine, room, prefill, batch, cycles,
+        depth=depth, fused=fused, here=on.pa,
+    )  # fmt: skip
+    prefill = prefill._replace(again=lost.again)
+    entered = 1.0 + lost.again
+    seats = minimum(batch, maximum(room.admitted, 1.0))
+    running = seats - minimum(lost.fewer, maximum(seats - 1.0, 0.0))
     others = maximum(0.0, running - 1.0)
     # Customers of one group of a prefill replica.
     ratio = attention.plan.replicas * inverse(first.plan.replicas) * (every / every_p)
@@ -242,11 +255,9 @@ def evaluate(
     if guesser is not None and draft is not None and ranks.draft is not None and spec is not None:
         prompt = Step(0, load.input, chunk=prefill.chunk, groups=groups_of(system, guesser))
         _, once = guess_pass(ranks.draft, draft, prompt, guesser, engine)
-        read = spec.drafting * prefill.chunks * once
+        read = spec.drafting * prefill.chunks * entered * once
         reading = (1.0 - on.gp) * read * inverse(cycles)
 
-    fused = on.pa * on.af * (1.0 - as_real(engine.exclusive))
-    depth = maximum(maximum(attention.plan.stages, ffn.plan.stages), as_real(system.micro))
     shape: dict[str, Real] = dict(rounds=cycles, depth=depth, fused=fused, queries=queries)
     reads = shared_plan(system, first)
     plain_step = passes(load, reads, prefill, running, engine, **shape)
@@ -273,7 +284,7 @@ def evaluate(
     sending, taking = _hand_over(system, model, prefill)
     prompts = _Prompts(
         service=chunks * stage,
-        fill=way - stage + (prefill.chunks - chunks) * stage,
+        fill=way - stage + (prefill.chunks * entered - chunks) * stage,
         round=maximum(micro * stage, way),
         per_round=chunks * inverse(maximum(micro, as_real(first.plan.stages))),
         # Whoever is there has a prompt of its own, though replicas be more than requests.
@@ -355,9 +366,12 @@ def evaluate(
     turn = turn._replace(time=maximum(turns * turn.busiest, turn.way))
     found = loop(turn)
 
-    rate, tpot = found.rate, found.time * inverse(yielded)
-    ttft = found.started + maximum(batch - running, 0.0) / rate
-    e2e = ttft + away * found.time
+    late = after_first(lost, prompts.fill + prompts.service, found.rate, osl)
+    waited = late * inverse(maximum(osl - 1.0, 1.0))
+    rate, tpot = found.rate, found.time * inverse(yielded) + waited
+    stopped = late * inverse(maximum(minimum(lost.times, away), 1.0))
+    ttft = found.started + maximum(batch - running, 0.0) / rate - late
+    e2e = ttft + late + away * found.time
 
     # Work per second: of an attention group of each part's replica, and of the whole system.
     steps = rate * maximum(stays - on.pa * chunks * mixed_step.sequences, 0.0) * inverse(turn.batch)
@@ -432,7 +446,7 @@ def evaluate(
         ttft=ttft,
         tpot=tpot,
         e2e=e2e,
-        longest_gap=jnp.where(others > 0.0, longest, turn.time),
+        longest_gap=jnp.where(others > 0.0, longest, turn.time) + stopped,
         request_rate=every_second,
         output_rate=output_rate,
         admitted=room.admitted * every,
@@ -440,8 +454,9 @@ def evaluate(
         decoding=decoding * every,
         tokens_per_cycle=yielded,
         chunk_share=meets * found.share,
+        preempted=lost.times,
         handover=found.handed,
-        prefill_time=prompts.fill + prompts.service,
+        prefill_time=(prompts.fill + prompts.service) * inverse(entered),
         chips=chips,
         power=watts,
         energy_per_output_token=(watts - input_watts) * per_output,
@@ -456,7 +471,7 @@ def evaluate(
         chip_power=jnp.stack([*powers, *absent]),
         pool_chips=jnp.stack([*sizes, *absent]),
         owns=jnp.stack([*owns, *absent]),
-        parts=mean * inverse(yielded),
+        parts=(mean * inverse(yielded)).at[-1].add(waited),
         margins=margins,
         feasible=jnp.all(margins >= 0.0),
         isl=isl,

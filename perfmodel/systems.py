@@ -444,6 +444,8 @@ _SCALARS = (
     ("tokens_per_cycle", "token", "tokens that a sequence gets in a cycle",
      lambda e: e.tokens_per_cycle),
     ("chunk_share", "1", "chunks of others' prompts in a cycle", lambda e: e.chunk_share),
+    ("preempted", "1", "times that a request gives up its memory, and is computed again",
+     lambda e: e.preempted),
     ("handover_s", "s", "of TTFT, waiting for keys and values to cross", lambda e: e.handover),
 )  # fmt: skip
 

@@ -95,6 +95,70 @@ def closed_loops(model: str, chip: str, formats: str, engine: str, tp: int) -> l
     return points
 
 
+FULL_LENGTHS = ((4000, 400), (2000, 1000), (1000, 1000), (500, 1500), (200, 4000))
+FULL_SEATS = 48
+FULL_TIMES = (0.8, 1.0, 1.5, 3.0)
+"""Where memory runs out: requests that fit it on average, and how many times as many are asked."""
+
+
+def _several(isl: int, osl: int, low: float, high: float) -> Load:
+    """Returns outputs spread evenly from `low` to `high` of their mean as eight classes."""
+    middles = low + (high - low) * (np.arange(8) + 0.5) / 8.0
+    same = np.full(8, 1.0)
+    return traced(Load(isl * same, osl * middles, 0.0 * same, weight=same / 8.0))
+
+
+def full_memory(model: str, chip: str, formats: str, engine: str, tp: int) -> list[list[object]]:
+    """Returns rows of a table: closed loops that run out of memory, and what is simulated."""
+    machine, network = traced((load_chip(chip).machine, load_model(model).model))
+    kind, serves = traced((precision(formats), load_engine(engine).engine))
+    cases, asked = [], []
+    for isl, osl in FULL_LENGTHS:
+        for times in FULL_TIMES:
+            batch = round(FULL_SEATS * times)
+            load, plan = traced((Load(isl, osl), Plan(tp, 1, batch, CHUNK)))
+
+            def room(share: float, load: Load = load, plan: Plan = plan) -> float:
+                least = eqx.tree_at(lambda e: e.memory_fraction, serves, traced(share))
+                return float(kv_tokens(machine, network, load, plan, kind, least))
+
+            # Linear in memory.
+            low, high = room(0.5), room(0.9)
+            share = 0.5 + 0.4 * (FULL_SEATS * (isl + 0.5 * osl) - low) / (high - low)
+            small = eqx.tree_at(lambda e: e.memory_fraction, serves, traced(share))
+            grid = step_grid(machine, network, plan, kind, small)
+            scheduler = Scheduler(
+                batch, CHUNK, math.floor(room(share) / serves.block), float(serves.block),
+                float(serves.request_time), float(serves.admission_steps),
+            )  # fmt: skip
+            for ends in SPREADS.values():
+                drawn = np.random.default_rng(batch).uniform(*ends, COUNT)
+                columns = (0.0, isl, np.maximum(np.round(osl * drawn), 1.0), 0.0)
+                cases.append(Case(Requests(*np.broadcast_arrays(*columns)), scheduler, grid, batch))
+                several = _several(isl, osl, *ends)
+                found = _estimate(machine, network, several, plan, kind, small)
+                asked.append((isl, osl, batch, found))
+    rows: list[list[object]] = []
+    for (isl, osl, batch, found), outcome in zip(asked, simulate_all(cases), strict=True):
+        steady = outcome.steady(0.25)
+        mean = steady.summary()
+        tokens = np.sum(steady.finish - steady.first) / np.sum(steady.osl - 1.0)
+        pairs = (
+            (found.request_rate, batch / mean["e2e_mean"]),
+            (found.tpot, tokens),
+            (found.ttft, mean["ttft_mean"]),
+        )
+        errors = [_percent(float(value), of) for value, of in pairs]
+        counts = mean["preemptions"] / mean["requests"], float(found.preempted)
+        rows.append([isl, osl, batch, *(f"{count:.2f}" for count in counts), *errors])
+    # Both spreads of a loop in one row.
+    count = len(SPREADS)
+    return [
+        [*rows[i][:3], *(", ".join(str(r[k]) for r in rows[i : i + count]) for k in range(3, 8))]
+        for i in range(0, len(rows), count)
+    ]
+
+
 class Run(NamedTuple):
     """How a measured run was set up: names of the table and of the catalogues, and the plan."""
 
@@ -217,6 +281,21 @@ def text(runs: pd.DataFrame | None) -> str:
         told = textwrap.fill(_told(points), 99)
         lines += [f"### {title}", "", *_loops_table(points), "", told, ""]
     lines += ["### Where they stop", "", _STOPS, ""]
+    lines += ["## Where memory runs out", "", _FULL, ""]
+    for title, model, chip, formats, engine, tp in SETS[:2]:
+        names = [
+            "ISL",
+            "OSL",
+            "batch",
+            "preemptions",
+            "in closed form",
+            "requests/s",
+            "TPOT",
+            "TTFT",
+        ]
+        table = [names, ["---"] * len(names), *full_memory(model, chip, formats, engine, tp)]
+        lines += [f"### {title}", "", *(_line([*row]) for row in table), ""]
+    lines += [_FULL_LIMITS, ""]
     if runs is not None:
         lines += ["## Beside measured runs", "", _RUNS, "", *_runs_table(runs), "", _READ, ""]
     return "\n".join([*lines, _LIMITS])
@@ -272,6 +351,23 @@ steps of their own stop the others, and are counted in seconds.
 Requests that start together and have one length stay in step for ever: outputs must differ for
 means to be those of random traffic. How much they differ matters little where requests are not
 slowed by it (±20 % or ±90 %)."""
+
+_FULL = """\
+The same loops with memory for 48 requests on average, and 0.8 to 3 times as many asked. Engines
+admit a request whose prompt fits; what runs then outgrows the pool, and the youngest is preempted
+and computed again. `perfmodel.preemption` has this in closed form (its docstring derives it). Every
+cell has two values, of outputs spread by 20 and by 90 %, which the closed form has as eight
+classes: preemptions of a request simulated and in closed form, and errors of the closed form in
+per cent. TPOT is of all tokens, waiting between them included."""
+
+_FULL_LIMITS = """\
+Prompts computed again are right within a few per cent, and with them the rate. How many requests
+wait with a first token and how many without one, and so TPOT against TTFT, is that of ends that
+know nothing of each other: outputs of nearly one length stay partly in step, swing between many
+young and few old requests, and wait longer after their first token (TPOT up to 12 % low where an
+output is many times its prompt). Where about as many requests are asked as fit, few wait and TTFT
+hangs on a request more or less: it is off by up to half, and by more where outputs are twenty
+times the prompts."""
 
 _RUNS = """\
 vLLM 0.19, 300 requests each with ShareGPT-like lengths at about ten a second (LLMServingSim's

@@ -4,6 +4,7 @@ import functools
 import math
 from typing import Any
 
+import equinox as eqx
 import hypothesis.strategies as st
 import jax
 import numpy as np
@@ -385,3 +386,41 @@ def test_closed_forms(isl: int, osl: int, batch: int):
     got = found.steady().summary()
     assert got["tpot_mean"] == pytest.approx(float(asked.tpot), rel=0.02)
     assert got["ttft_mean"] == pytest.approx(float(asked.ttft), rel=0.05)
+
+
+@pytest.mark.parametrize(
+    "isl, osl, fit, batch",
+    [(4000, 800, 40, 60), (2000, 1000, 24, 48), (1000, 1000, 32, 48), (500, 1500, 24, 64)],
+)
+def test_closed_form_of_preemption(isl: int, osl: int, fit: int, batch: int):
+    """Memory that runs out: what is computed again, and who waits for it after a first token."""
+    machine, model, formats, engine = served()
+    load, plan = traced((Load(isl, osl), Plan(8, 1, batch, 2048)))
+
+    def with_memory(share: Any) -> Any:
+        return eqx.tree_at(lambda e: e.memory_fraction, engine, traced(share))
+
+    def room(share: Any) -> float:
+        return float(kv_tokens(machine, model, load, plan, formats, with_memory(share)))
+
+    # Linear in memory: as much as so many requests take on average.
+    low, high = room(0.5), room(0.9)
+    share = 0.5 + 0.4 * ((fit + 0.1) * (isl + 0.5 * osl) - low) / (high - low)
+    small = with_memory(share)
+    asked = jax.jit(serving.estimate)(machine, model, load, plan, formats, small)
+    assert float(asked.admitted) == pytest.approx(fit, abs=1)
+    n = 1500
+    scheduler = Scheduler(
+        batch, 2048, math.floor(room(share) / 16), 16.0,
+        float(engine.request_time), float(engine.admission_steps),
+    )  # fmt: skip
+    outputs = np.round(osl * np.random.default_rng(batch).uniform(0.8, 1.2, n))
+    grid = step_grid(machine, model, plan, formats, small)
+    found = simulate(Case(requests(0.0, isl, outputs), scheduler, grid, batch)).steady()
+    got = found.summary()
+    # Means of all requests in the loop: Little's law, whatever part of them is followed.
+    assert batch / got["e2e_mean"] == pytest.approx(float(asked.request_rate), rel=0.04)
+    tokens = np.sum(found.finish - found.first) / np.sum(found.osl - 1)
+    assert tokens == pytest.approx(float(asked.tpot), rel=0.08)
+    times = got["preemptions"] / got["requests"]
+    assert times == pytest.approx(float(asked.preempted), rel=0.2, abs=0.05)
