@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from perfmodel._loop import closed_queue
 from perfmodel.chips import load_chip
 from perfmodel.formats import precision
 from perfmodel.machine import Machine
@@ -22,7 +23,6 @@ from perfmodel.serving import (
     MARGINS,
     PARTS,
     Estimate,
-    closed_queue,
     estimate,
     passes,
     split_prompt,
