@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from perfmodel.plan import Engine, Load
-from perfmodel.relax import Real, inverse, maximum, minimum
+from perfmodel.relax import Real, ceil, inverse, maximum, minimum
 
 
 class Prompts(NamedTuple):
@@ -137,22 +137,32 @@ def closed_loop(
     # back after as many rounds, not after as much time. Prompts in rounds of their own stop them.
     each = fused * prompts.round + alone * time
     varied = variability(load, engine)
-    queued = closed_queue(
-        prompts.service, decoding.stays * each + handed, prompts.customers, varied
-    )
-    prefill_time = prompts.fill + queued - together * (queued - prompts.service)
-    # A request that finds others decoding waits for the running round to end, on average half of
-    # it: of a long one more often. Where prompts follow one another, that is part of their queue.
-    met = prompts.here * minimum(share, 1.0)
-    square = decoding.round * decoding.round + met * (
-        prompts.round * prompts.round - decoding.round * decoding.round
-    )
-    step = fused * square * inverse(time) + alone * time
-    idle = 1.0 - met * (alone + fused * met)
-    stepwise = 0.5 * (step + (engine.admission_steps - 1.0) * time) * idle
-    # Prompts on a pool of their own pass through two servers, one after the other.
-    taken_in = engine.request_time * (2.0 - prompts.here)
-    before = taken_in + stepwise * minimum(others, 1.0) + handed
+    s, t, n = prompts.service, decoding.round, prompts.per_round
+    here = prompts.here
+    queued = closed_queue(s, decoding.stays * each + handed, prompts.customers, varied) - s
+    queued = queued * (1.0 - here * alone)
+    c = 0.5 * (engine.admission_steps - 1.0)
+    per_t = inverse(t)
+    y = engine.request_time * per_t + c
+    n0 = ceil(y)
+    late = minimum(c * inverse(n), 1.0) * t
+    J = minimum(n0, (s + late) * per_t)
+    lam = here * others * inverse(decoding.stays + y + fused * n)
+    rho = fused * minimum(lam * n, 1.0)
+    F = lam * (J + 0.5 * alone)
+    damp = inverse(1.0 + F)
+    follow = damp * (F * (s + late) - 0.5 * lam * J * (J + 1.0) * t + 0.5 * F * F * s)
+    wb = 0.5 * s * (1.0 + F + F * damp) + queued
+    psi = maximum(1.0 - 0.5 * y * t * inverse(wb), 0.0)
+    extra = here * (
+        follow * (1.0 - rho * psi) * (1.0 + 2.0 * queued * inverse(s) * (1.0 - psi))
+        + rho * wb * psi * psi
+    ) + (1.0 - here) * queued
+    p0 = here * (1.0 - rho * (1.0 - psi)) * inverse(1.0 + lam * (n0 - J))
+    X = t * (y + 0.5 + p0 * (n0 - y - 0.5))
+    prefill_time = prompts.fill + s + (1.0 - together) * extra
+    R = engine.request_time
+    before = R * (1.0 - here) + R + (X - R) * minimum(others, 1.0) + handed
     there = decoding.stays + (before + prefill_time) * inverse(time)
     share = minimum(share, prompts.per_round * others * inverse(there))
     time = mean_round(share)
