@@ -33,6 +33,7 @@ class Prompts(NamedTuple):
     round: Array
     per_round: Array
     customers: Array
+    fit: Array
     here: Real = 1.0
 
 
@@ -45,6 +46,7 @@ class Decoding(NamedTuple):
     """
 
     round: Array
+    waiting: Array
     running: Array
     rounds: Array
     stays: Array
@@ -137,28 +139,40 @@ def closed_loop(
     # back after as many rounds, not after as much time. Prompts in rounds of their own stop them.
     each = fused * prompts.round + alone * time
     varied = variability(load, engine)
-    s, t, n = prompts.service, decoding.round, prompts.per_round
-    here = prompts.here
-    queued = closed_queue(s, decoding.stays * each + handed, prompts.customers, varied) - s
+    s, t, n = prompts.service, decoding.waiting, prompts.per_round
+    here, fit = prompts.here, prompts.fit
+    more = maximum(s - (1.0 - fit) * n * t, fit * s)
+    each = fused * more * inverse(n * fit) + alone * time
+    queued = closed_queue(more, decoding.stays * each + handed, prompts.customers, varied) - more
     queued = queued * (1.0 - here * alone)
     c = 0.5 * (engine.admission_steps - 1.0)
     per_t = inverse(t)
     y = engine.request_time * per_t + c
     n0 = ceil(y)
-    late = minimum(c * inverse(n), 1.0) * t
-    J = minimum(n0, (s + late) * per_t)
+    r = s * per_t
+    late = y - r + c * (prompts.round * per_t - 1.0)
+    z = ceil(maximum(y - r, 0.0))
+    m = n0 - z
+    late = jnp.clip(ceil(maximum(late, 0.0)) - z, 0.0, m)
     lam = here * others * inverse(decoding.stays + y + fused * n)
-    rho = fused * minimum(lam * n, 1.0)
-    F = lam * (J + 0.5 * alone)
-    damp = inverse(1.0 + F)
-    follow = damp * (F * (s + late) - 0.5 * lam * J * (J + 1.0) * t + 0.5 * F * F * s)
-    wb = 0.5 * s * (1.0 + F + F * damp) + queued
-    psi = maximum(1.0 - 0.5 * y * t * inverse(wb), 0.0)
+    rho = fused * minimum(lam * n * fit, 1.0)
+    F = lam * (n0 + 0.5 * alone)
+    kappa = minimum(r * inverse(maximum(n0, 1.0)), 1.0)
+    Fk = F * kappa
+    L = lam * (
+        t * (n0 * (r + n0 - y - 0.5) - m * (n0 + 0.5 - 0.5 * m) + late)
+        + 0.5 * alone * (more + (n0 - y - 0.5) * t)
+    )
+    dampk = inverse(1.0 + Fk)
+    follow = dampk * (L + 0.5 * (2.0 - fit) * Fk * Fk * more)
+    X = y * t
+    wb = 0.5 * s * (1.0 + Fk + Fk * dampk) + queued
+    psi = maximum(1.0 - 0.5 * X * inverse(wb), 0.0)
     extra = here * (
-        follow * (1.0 - rho * psi) * (1.0 + 2.0 * queued * inverse(s) * (1.0 - psi))
+        follow * (1.0 - rho * psi) * (1.0 + 2.0 * queued * inverse(more) * (1.0 - psi))
         + rho * wb * psi * psi
     ) + (1.0 - here) * queued
-    p0 = here * (1.0 - rho * (1.0 - psi)) * inverse(1.0 + lam * (n0 - J))
+    p0 = here * (1.0 - rho) * inverse(1.0 + F)
     X = t * (y + 0.5 + p0 * (n0 - y - 0.5))
     prefill_time = prompts.fill + s + (1.0 - together) * extra
     R = engine.request_time
