@@ -151,22 +151,23 @@ def closed_loop(
     n0 = ceil(y)
     r = s * per_t
     late = y - r + c * (prompts.round * per_t - 1.0)
+    lam = here * others * inverse(decoding.stays + y + fused * n)
+    F = lam * n0
+    kappa = minimum(r * inverse(maximum(n0, 1.0)), 1.0)
+    kappa = minimum(kappa * (1.0 + 0.5 * F * kappa), 1.0)
     z = ceil(maximum(y - r, 0.0))
     m = n0 - z
     late = jnp.clip(ceil(maximum(late, 0.0)) - z, 0.0, m)
-    lam = here * others * inverse(decoding.stays + y + fused * n)
     rho = fused * minimum(lam * n * fit, 1.0)
-    F = lam * (n0 + 0.5 * alone)
-    kappa = minimum(r * inverse(maximum(n0, 1.0)), 1.0)
     Fk = F * kappa
     L = lam * (
         t * (n0 * (r + n0 - y - 0.5) - m * (n0 + 0.5 - 0.5 * m) + late)
-        + 0.5 * alone * (more + (n0 - y - 0.5) * t)
+        + 0.5 * (2.0 - fit) * more
     )
     dampk = inverse(1.0 + Fk)
     follow = dampk * (L + 0.5 * (2.0 - fit) * Fk * Fk * more)
     X = y * t
-    wb = 0.5 * s * (1.0 + Fk + Fk * dampk) + queued
+    wb = 0.5 * s * (1.0 + Fk + Fk * dampk) + queued - 0.5 * s * inverse(n)
     psi = maximum(1.0 - 0.5 * X * inverse(wb), 0.0)
     extra = here * (
         follow * (1.0 - rho * psi) * (1.0 + 2.0 * queued * inverse(more) * (1.0 - psi))
