@@ -3,11 +3,25 @@
 C requests are served at once. Each has its prompt computed, decodes in rounds that all share, and
 is replaced by another. Where a chunk of a prompt rides along with decoding sequences (`fused` 1), a
 round that carries one takes the place of a decode round; where prompts are computed in rounds of
-their own (0), it comes on top.
+their own (0), it comes on top, and nobody comes back meanwhile.
 
     chunk share   φ = min(1, n(C−1)/O): the other requests' chunks that meet a decoding one
     mean round    (1−φ)·t(B) + φ·t(B, c)
-    prefill wait  a closed queue of C customers, service s = n·t(B, c), away for O − 1 rounds
+
+Waits. A request comes when another ends, so at the end of a round. It may start after the request
+time R and, while others run, (a−1)/2 rounds of the engine's admission: after w = ⌈y⌉ rounds t of
+decoding, y = R/t + (a−1)/2. Per round λ others come, and a prompt takes s = n·t(B, c):
+
+    first         finds no other's prompt ahead, and waits w·t
+    followers     F = λ·w came while the first waited, i rounds behind it. Each waits
+                  s + max(w−i, ⌈y−s/t⌉)·t, and for the prompts of those before it
+    meanwhile     came while chunks of a run of prompts rode along, ρ = λ·n of all: they wait for
+                  what is left of the run, V, E[V²]/2E[V], and a queue behind it, beside R
+
+These are an M/G/1 queue whose server sets up (R) before it works (Welch, Operations Research 12,
+1964): of (1 + F)/(1 − ρ) requests in a run one is the first, F follow. The queue is closed: as the
+server saturates, waits tend to those of all customers in line. Prompts shorter than a chunk share
+one: whoever does sees all of it, so a pair costs both the part that a prompt adds to a round.
 """
 
 from collections.abc import Callable
@@ -24,29 +38,32 @@ class Prompts(NamedTuple):
     """How prompts are computed.
 
     Fields: `service` of a prompt, `fill` of the pipeline before it ends, time of a `round` that
-    carries a chunk [s]; `per_round`, chunks of a request in a round of decoding; `customers` that
-    share the server; `here`, 1 where that server also decodes.
+    carries a chunk, and what of it is `fixed`, however many prompts share it [s]; `fit`, tokens of
+    that round over the most that it may carry; `per_round`, chunks of a request in a round of
+    decoding; `customers` that share the server; `here`, 1 where that server also decodes.
     """
 
     service: Array
     fill: Array
     round: Array
+    fixed: Array
+    fit: Array
     per_round: Array
     customers: Array
-    fit: Array
     here: Real = 1.0
 
 
 class Decoding(NamedTuple):
     """What decoding sequences go through.
 
-    Fields: time of a decode `round` [s]; requests `running` at once; `rounds` of a request's whole
-    output, and those that it `stays` after its first token; `fused`, 1 where a chunk rides along;
-    `together`, 1 where requests arrive in step and wait for each other's prompts.
+    Fields: time of a decode `round`, and of one `without` one of its sequences [s]; requests
+    `running` at once; `rounds` of a request's whole output, and those that it `stays` after its
+    first token; `fused`, 1 where a chunk rides along; `together`, 1 where requests arrive in step
+    and wait for each other's prompts.
     """
 
     round: Array
-    waiting: Array
+    without: Array
     running: Array
     rounds: Array
     stays: Array
@@ -106,6 +123,73 @@ def variability(load: Load, engine: Engine) -> Real:
     return engine.variability + 0.5 * (load.mean(new * new) * inverse(mean * mean) - 1.0)
 
 
+class _Waits(NamedTuple):
+    """Until a request is admitted, its request time included, and for others' prompts [s]."""
+
+    admitted: Array
+    queued: Array
+
+
+def _waits(
+    prompts: Prompts, decoding: Decoding, engine: Engine, time: Array, handed: Array, varied: Real
+) -> _Waits:
+    """Returns how long a request waits for its prompt to start, in rounds of a mean `time` [s]."""
+    fused, here = decoding.fused, prompts.here
+    alone = 1.0 - fused
+    others = maximum(0.0, decoding.running - 1.0)
+    s, n, fit = prompts.service, prompts.per_round, prompts.fit
+    t = decoding.without
+    per_t = inverse(t)
+    # What a further prompt costs in a full round, and how long that is.
+    fixed = fused * t + alone * prompts.fixed
+    more = maximum(s - (1.0 - fit) * n * fixed, fit * s)
+    packed = fit * n
+    # While a prompt is computed, others decode all the same, in rounds that last longer: they come
+    # back after as many rounds, not after as much time.
+    each = fused * more * inverse(packed) + alone * time
+    line = closed_queue(more, decoding.stays * each + handed, prompts.customers, varied) - more
+    behind = fused * line
+
+    lag = 0.5 * (engine.admission_steps - 1.0)
+    y = maximum(engine.request_time * per_t + lag, 0.0)
+    whole = ceil(y)
+    coming = here * others * inverse(decoding.stays + y + fused * n)
+    busy = fused * minimum(coming * packed, 1.0)
+    followers = coming * whole
+    # Of the followers a prompt delays those at most s/t rounds behind, and these delay others.
+    r = s * per_t
+    near = minimum(r * inverse(maximum(whole, 1.0)), 1.0)
+    near = followers * minimum(near * (1.0 + followers * near), 1.0)
+    # Rounds that the last followers still have to wait when the prompt ahead is done; the others'
+    # number; and those of them that let a round pass, as the lag is counted in the longer one.
+    left = ceil(maximum(y - r, 0.0))
+    met = whole - left
+    late = ceil(maximum(y - r + lag * (prompts.round * per_t - 1.0), 0.0)) - left
+    late = minimum(maximum(late, 0.0), met)
+    # Followers' waits beyond the mean y + 1/2 of those whose rounds are no longer in step with R,
+    # summed over i, and of those who came with the first, half of them behind it.
+    beyond = coming * (
+        t * (whole * (r + whole - y - 0.5) - met * (whole + 0.5 - 0.5 * met) + late)
+        + 0.5 * (2.0 - fit) * more
+    )
+    per_run = inverse(1.0 + near)
+    following = per_run * (beyond + 0.5 * (2.0 - fit) * near * near * more)
+    # What is left of a run at the ends of its rounds; evenly spread, so that R hides the square.
+    rest = 0.5 * s * (1.0 + near + near * per_run - inverse(n)) + behind
+    seen = maximum(1.0 - 0.5 * y * t * inverse(maximum(rest, 1e-3 * s)), 0.0)
+    # Behind R alone prompts queue as in any line: 1/(1−ρ) of the delay of one.
+    crowd = 1.0 + 2.0 * behind * inverse(more) * (1.0 - seen)
+    queued = following * (1.0 - busy * seen) * crowd + busy * rest * seen * seen
+    queued = queued + (1.0 - here) * line
+
+    first = here * (1.0 - busy) * inverse(1.0 + followers)
+    admitted = t * (y + 0.5 + first * (whole - y - 0.5))
+    lone = engine.request_time
+    # Prompts on a pool of their own pass through two servers, one after the other.
+    admitted = lone * (2.0 - here) + (admitted - lone) * minimum(others, 1.0)
+    return _Waits(admitted, queued)
+
+
 def closed_loop(
     prompts: Prompts,
     decoding: Decoding,
@@ -135,49 +219,10 @@ def closed_loop(
     share = minimum(prompts.per_round * others * inverse(decoding.rounds), most_share)
     time = mean_round(share)
     handed = jnp.zeros(()) if hand_over is None else hand_over(decoding.stays * time)
-    # While a prompt is computed, others decode all the same, in rounds that last longer: they come
-    # back after as many rounds, not after as much time. Prompts in rounds of their own stop them.
-    each = fused * prompts.round + alone * time
     varied = variability(load, engine)
-    s, t, n = prompts.service, decoding.waiting, prompts.per_round
-    here, fit = prompts.here, prompts.fit
-    more = maximum(s - (1.0 - fit) * n * t, fit * s)
-    each = fused * more * inverse(n * fit) + alone * time
-    queued = closed_queue(more, decoding.stays * each + handed, prompts.customers, varied) - more
-    queued = queued * (1.0 - here * alone)
-    c = 0.5 * (engine.admission_steps - 1.0)
-    per_t = inverse(t)
-    y = engine.request_time * per_t + c
-    n0 = ceil(y)
-    r = s * per_t
-    late = y - r + c * (prompts.round * per_t - 1.0)
-    lam = here * others * inverse(decoding.stays + y + fused * n)
-    F = lam * n0
-    kappa = minimum(r * inverse(maximum(n0, 1.0)), 1.0)
-    kappa = minimum(kappa * (1.0 + 0.5 * F * kappa), 1.0)
-    z = ceil(maximum(y - r, 0.0))
-    m = n0 - z
-    late = jnp.clip(ceil(maximum(late, 0.0)) - z, 0.0, m)
-    rho = fused * minimum(lam * n * fit, 1.0)
-    Fk = F * kappa
-    L = lam * (
-        t * (n0 * (r + n0 - y - 0.5) - m * (n0 + 0.5 - 0.5 * m) + late)
-        + 0.5 * (2.0 - fit) * more
-    )
-    dampk = inverse(1.0 + Fk)
-    follow = dampk * (L + 0.5 * (2.0 - fit) * Fk * Fk * more)
-    X = y * t
-    wb = 0.5 * s * (1.0 + Fk + Fk * dampk) + queued - 0.5 * s * inverse(n)
-    psi = maximum(1.0 - 0.5 * X * inverse(wb), 0.0)
-    extra = here * (
-        follow * (1.0 - rho * psi) * (1.0 + 2.0 * queued * inverse(more) * (1.0 - psi))
-        + rho * wb * psi * psi
-    ) + (1.0 - here) * queued
-    p0 = here * (1.0 - rho) * inverse(1.0 + F)
-    X = t * (y + 0.5 + p0 * (n0 - y - 0.5))
-    prefill_time = prompts.fill + s + (1.0 - together) * extra
-    R = engine.request_time
-    before = R * (1.0 - here) + R + (X - R) * minimum(others, 1.0) + handed
+    waits = _waits(prompts, decoding, engine, time, handed, varied)
+    prefill_time = prompts.fill + prompts.service + (1.0 - together) * waits.queued
+    before = waits.admitted + handed
     there = decoding.stays + (before + prefill_time) * inverse(time)
     share = minimum(share, prompts.per_round * others * inverse(there))
     time = mean_round(share)

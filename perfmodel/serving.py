@@ -517,14 +517,19 @@ def estimate(
         service=chunks * mixed.stage,
         fill=mixed.latency - mixed.stage + (prefill.chunks - chunks) * mixed.stage,
         round=mixed_round,
+        fixed=(mixed.usage.parts[1] + mixed.usage.parts[4])
+        * (mixed_round * inverse(mixed.latency)),
+        fit=prefill.new_tokens * inverse(chunks * maximum(as_real(plan.chunk), 1.0)),
         per_round=chunks * inverse(as_real(plan.stages)),
         customers=running,
-        fit=prefill.chunk.tokens / plan.chunk,
     )
     away = maximum(osl - 1.0, 0.0)
     # A batch in step stays until its longest output ends; idle places are computed all the same.
     stays = away if load.spread is None else away * (1.0 + together * (load.last_of(running) - 1.0))
-    decoding = Decoding(decode_round, decode_round * (1.0 - decode.usage.parts[2] / decode.latency / running), running, osl, stays, 1.0 - alone, together)
+    # One sequence fewer takes its own keys along.
+    keys = decode.usage.parts[2] * inverse(decode.latency * running)
+    without = decode_round * (1.0 - keys)
+    decoding = Decoding(decode_round, without, running, osl, stays, 1.0 - alone, together)
     found = closed_loop(prompts, decoding, load, engine)
     share, tpot, started, rate = found.share, found.time, found.started, found.rate
     waiting = maximum(batch - running, 0.0) / rate

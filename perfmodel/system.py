@@ -257,10 +257,13 @@ def evaluate(
     stage = stage + also + fused * on.ga * full.work[2]
     way = mixed.seconds + also + fused * full.guess
     sending, taking = _hand_over(system, model, prefill)
+    longest = maximum(micro * stage, way)
     prompts = Prompts(
         service=chunks * stage,
         fill=way - stage + (prefill.chunks - chunks) * stage,
-        round=maximum(micro * stage, way),
+        round=longest,
+        fixed=(mixed.parts[1] + mixed.parts[4]) * (longest * inverse(way)),
+        fit=prefill.new_tokens * inverse(chunks * maximum(as_real(first.plan.chunk), 1.0)),
         per_round=chunks * inverse(maximum(micro, as_real(first.plan.stages))),
         customers=customers,
         here=on.pa,
@@ -275,7 +278,9 @@ def evaluate(
         return _handed(system, model, varied, prompts, link, gone, *ends)
 
     def loop(turn: Cycle) -> Loop:
-        decoding = Decoding(turn.time, running, cycles, stays, fused, together)
+        keys = turn.parts[2] * inverse(turn.way * running)
+        without = turn.time * (1.0 - keys)
+        decoding = Decoding(turn.time, without, running, cycles, stays, fused, together)
         return closed_loop(prompts, decoding, load, engine, hand_over)
 
     # Where prompts have chips of their own, those that are neither there nor on the link decode.
@@ -383,12 +388,12 @@ def evaluate(
     share = on.pa * minimum(found.share, 1.0)
     mean = (1.0 - share) * (turn.time / turn.way) * turn.parts
     mean = mean + share * (prompts.round / mixed.seconds) * jnp.stack(mixed.parts)
-    longest = on.pa * prompts.round + apart * turn.time
+    gap = on.pa * prompts.round + apart * turn.time
     return SystemEstimate(
         ttft=ttft,
         tpot=tpot,
         e2e=e2e,
-        longest_gap=jnp.where(others > 0.0, longest, turn.time),
+        longest_gap=jnp.where(others > 0.0, gap, turn.time),
         request_rate=every_second,
         output_rate=output_rate,
         admitted=room.admitted * every,
