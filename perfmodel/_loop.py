@@ -141,8 +141,7 @@ def _waits(
     t = decoding.without
     per_t = inverse(t)
     # What a further prompt costs in a full round, and how long that is.
-    fixed = fused * t + alone * prompts.fixed
-    more = maximum(s - (1.0 - fit) * n * fixed, fit * s)
+    more = maximum(fit * s, s - here * (1.0 - fit) * n * prompts.fixed)
     packed = fit * n
     # While a prompt is computed, others decode all the same, in rounds that last longer: they come
     # back after as many rounds, not after as much time.
@@ -175,7 +174,7 @@ def _waits(
     per_run = inverse(1.0 + near)
     following = per_run * (beyond + 0.5 * (2.0 - fit) * near * near * more)
     # What is left of a run at the ends of its rounds; evenly spread, so that R hides the square.
-    rest = 0.5 * s * (1.0 + near + near * per_run - inverse(n)) + behind
+    rest = s * (varied + 0.5 * (near + near * per_run - inverse(n))) + behind
     seen = maximum(1.0 - 0.5 * y * t * inverse(maximum(rest, 1e-3 * s)), 0.0)
     # Behind R alone prompts queue as in any line: 1/(1−ρ) of the delay of one.
     crowd = 1.0 + 2.0 * behind * inverse(more) * (1.0 - seen)

@@ -8,7 +8,7 @@ t(B) the time of a decode step and t(B, c) of one that carries a chunk of a prom
     chunks        n = ⌈T(1−h)/chunk⌉ steps carry one prompt
     chunk share   φ = min(1, n(C−1)/O): the other requests' chunks that meet a decoding one
     TPOT          (1−φ)·t(B) + φ·t(B, c)
-    prefill wait  a closed queue of C customers, service s = n·t(B, c), away for Z = (O−1)·TPOT
+    prefill wait  in whole steps for the request to start, and for others' prompts (`_loop`)
     throughput    C·O/(TTFT + (O−1)·TPOT)                              (Little's law)
 
 A mixture of two steps, not the step at the mean load: a few prompt tokens in every step and a
@@ -517,7 +517,7 @@ def estimate(
         service=chunks * mixed.stage,
         fill=mixed.latency - mixed.stage + (prefill.chunks - chunks) * mixed.stage,
         round=mixed_round,
-        fixed=(mixed.usage.parts[1] + mixed.usage.parts[4])
+        fixed=(mixed.usage.parts[1] + mixed.usage.parts[2] + mixed.usage.parts[4])
         * (mixed_round * inverse(mixed.latency)),
         fit=prefill.new_tokens * inverse(chunks * maximum(as_real(plan.chunk), 1.0)),
         per_round=chunks * inverse(as_real(plan.stages)),

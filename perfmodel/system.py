@@ -262,7 +262,7 @@ def evaluate(
         service=chunks * stage,
         fill=way - stage + (prefill.chunks - chunks) * stage,
         round=longest,
-        fixed=(mixed.parts[1] + mixed.parts[4]) * (longest * inverse(way)),
+        fixed=(mixed.parts[1] + mixed.parts[2] + mixed.parts[4]) * (longest * inverse(way)),
         fit=prefill.new_tokens * inverse(chunks * maximum(as_real(first.plan.chunk), 1.0)),
         per_round=chunks * inverse(maximum(micro, as_real(first.plan.stages))),
         customers=customers,
