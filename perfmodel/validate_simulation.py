@@ -259,15 +259,15 @@ up to 5 % low, because the share of chunk steps is corrected by seconds spent be
 token. Corrected by steps it would be within 1 % here, and 0.6 points further from measured runs.
 
 **Mean TTFT** stops at saturation. Past 80 % load, where prompts of several chunks fill most steps,
-it is up to 13 % short, and up to 30 % long where requests just begin to pile up: the root that joins
-a queue to its saturation line approaches it slowly. Far past saturation both agree again.
+it is up to 13 % short, and up to 30 % long where requests just begin to pile up: the root that
+joins a queue to its saturation line approaches it slowly. Far past saturation both agree again.
 
-**A wait is a whole number of steps.** A request of a closed loop comes when another ends, at the end
-of a step, and may start R + lag later: in step ⌈R/t + lag/t⌉. Where that quotient is near a whole
-number, a step time 1 % off is a step more or less, up to 10 % of the TTFT of short prompts; and a
-faster chip can wait up to one of its steps longer. Requests that come at random wait half a step on
-average instead, which is what those do that have met another's prompt. An engine without request
-time (`neutral`) admits a request in the step in which another ends, here and in the simulation.
+**A wait is a whole number of steps.** A request of a closed loop comes when another ends, at the
+end of a step, and may start R + lag later: in step ⌈R/t + lag/t⌉. Where that quotient is near a
+whole number, a step time 1 % off is a step more or less, up to 10 % of the TTFT of short prompts;
+and a faster chip can wait up to one of its steps longer. Requests that come at random wait half a
+step on average instead, which is what those do that have met another's prompt. An engine without
+request time (`neutral`) admits a request when another ends, here and in the simulation.
 
 **Memory that preempts** is not in the closed forms: where outputs grow past the pool, requests are
 computed anew, and TTFT may be many times as long as in closed form.
