@@ -279,9 +279,10 @@ def test_every_deployed_chip_counts():
 
 def first_token(request_time: Real, customers: float = 2.0, fused: float = 1.0) -> Array:
     """Returns the TTFT of prompts of 3 ms, rounds of 10 ms and outputs of a million tokens [s]."""
-    n = as_real(customers)
-    prompts = Prompts(*map(as_real, (3e-3, 0.0, 3e-3, 1e-3, 1.0, 1.0)), n)
-    decoding = Decoding(*map(as_real, (1e-2, 1e-2, n, 1e6, 1e6)), fused, 0.0)
+    n, one, prompt, decode = map(as_real, (customers, 1.0, 3e-3, 1e-2))
+    prompts = Prompts(prompt, 0.0 * one, prompt, prompt / 3.0, one, one, n)
+    rounds = 1e6 * one
+    decoding = Decoding(decode, decode, n, rounds, rounds, fused, 0.0)
     engine = Engine(0.9, 0.0, 16, 0.0, 0.0, request_time, 0.5)
     return closed_loop(prompts, decoding, Load(1, 1), engine).started
 
