@@ -175,7 +175,8 @@ def _waits(
     following = per_run * (beyond + 0.5 * (2.0 - fit) * near * near * more)
     # What is left of a run at the ends of its rounds; evenly spread, so that R hides the square.
     rest = s * (varied + 0.5 * (near + near * per_run - inverse(n))) + behind
-    seen = maximum(1.0 - 0.5 * y * t * inverse(maximum(rest, 1e-3 * s)), 0.0)
+    rest = maximum(rest, 1e-3 * s)
+    seen = maximum(1.0 - 0.5 * y * t * inverse(rest), 0.0)
     # Behind R alone prompts queue as in any line: 1/(1−ρ) of the delay of one.
     crowd = 1.0 + 2.0 * behind * inverse(more) * (1.0 - seen)
     queued = following * (1.0 - busy * seen) * crowd + busy * rest * seen * seen
