@@ -8,7 +8,7 @@ t(B) the time of a decode step and t(B, c) of one that carries a chunk of a prom
     chunks        n = ⌈T(1−h)/chunk⌉ steps carry one prompt
     chunk share   φ = min(1, n(C−1)/O): the other requests' chunks that meet a decoding one
     TPOT          (1−φ)·t(B) + φ·t(B, c)
-    prefill wait  a closed queue of C customers, service s = n·t(B, c), away for Z = (O−1)·TPOT
+    prefill wait  in whole steps for the request to start, and for others' prompts (`_loop`)
     throughput    C·O/(TTFT + (O−1)·TPOT)                              (Little's law)
 
 A mixture of two steps, not the step at the mean load: a few prompt tokens in every step and a
@@ -29,6 +29,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from perfmodel import tiers as memory
+from perfmodel._loop import Decoding, Prompts, closed_loop
 from perfmodel.efficiencies import Efficiencies
 from perfmodel.errors import InputError
 from perfmodel.fabric import crossing_port, crossing_usage
@@ -530,46 +531,6 @@ def run_step(
     return Pass(whole, whole.seconds, stage)
 
 
-def closed_queue(service: Array, away: Array, customers: Array, variability: Real) -> Array:
-    """Returns the mean time at a server of a closed loop, its own service included [s].
-
-    `customers` cycle between one server (mean `service`) and an absence (mean `away`). The larger
-    root R of
-
-        R² − R·(s + sC − Z − v·s) + s·(sC − Z) − v·s²·C = 0
-
-    is s for one customer and tends to sC − Z when the server saturates; v = 0 is its lower bound
-    max(s, sC − Z), v = 1 Schweitzer's mean-value analysis of an exponential server.
-
-    >>> float(closed_queue(2.0, 10.0, 1.0, 0.5)), float(closed_queue(2.0, 0.0, 5.0, 0.5))
-    (2.0, 10.0)
-    """
-    bound = service * customers - away
-    b = service + bound - variability * service
-    # The discriminant as a sum of non-negative terms, and the root by the form that does not
-    # subtract: the textbook ones cancel in float32.
-    discriminant = (service - bound) ** 2 + variability * service * (
-        2.0 * service * (customers - 1.0) + 2.0 * away + variability * service
-    )
-    root = jnp.sqrt(discriminant + 1e-36)
-    idle = 2.0 * service * (away - (1.0 - variability) * service * customers)
-    few = b < 0.0
-    return jnp.where(few, idle * inverse(jnp.where(few, root - b, 1.0)), 0.5 * (b + root))
-
-
-def variability(load: Load, engine: Engine) -> Real:
-    """Returns how varied prefill is to those that wait: more where classes differ.
-
-    The mean wait for a server grows with (1 + c²)/2 (Pollaczek and Khinchine), c the standard
-    deviation over the mean of its service, here of the prompt tokens to compute.
-    """
-    if load.weight is None:
-        return engine.variability
-    new = load.isl * (1.0 - load.prefix_hit)
-    mean = as_real(load.mean(new))
-    return engine.variability + 0.5 * (load.mean(new * new) * inverse(mean * mean) - 1.0)
-
-
 def estimate(
     machine: Machine,
     model: Model,
@@ -614,50 +575,31 @@ def estimate(
     decode_round = maximum(micro * decode.stage, decode.latency)
     mixed_round = maximum(micro * mixed.stage, mixed.latency)
 
-    # A step of prompts alone comes on top of a decode step; one that carries them replaces it.
-    # Requests in step wait for each other's prompts, on average half of them before their own,
-    # and half after it, between their first tokens.
+    # A request occupies its share of passes, and waits for the whole of each.
     alone = as_real(engine.exclusive)
     together = alone * load.in_step
-    longer = mixed_round - (1.0 - alone) * decode_round
-    most_share = 1.0 + alone * 1e6
-
-    def mean_round(share: Array) -> Array:
-        return decode_round + share * (1.0 - 0.5 * together) * longer
-
-    # A request occupies its share of passes, and waits for the whole of each.
-    service = chunks * mixed.stage
     entered = 1.0 + prefill.again
-    fill = mixed.latency - mixed.stage + (prefill.chunks * entered - chunks) * mixed.stage
-    per_round = chunks * inverse(as_real(plan.stages))
-    share = minimum(per_round * others * inverse(osl), most_share)
-    tpot = mean_round(share)
+    prompts = Prompts(
+        service=chunks * mixed.stage,
+        fill=mixed.latency - mixed.stage + (prefill.chunks * entered - chunks) * mixed.stage,
+        round=mixed_round,
+        fixed=(mixed.usage.parts[1] + mixed.usage.parts[2] + mixed.usage.parts[4])
+        * (mixed_round * inverse(mixed.latency)),
+        fit=prefill.new_tokens * entered * inverse(chunks * maximum(as_real(plan.chunk), 1.0)),
+        per_round=chunks * inverse(as_real(plan.stages)),
+        customers=running,
+    )
     away = maximum(osl - 1.0, 0.0)
     # A batch in step stays until its longest output ends; idle places are computed all the same.
     stays = away if load.spread is None else away * (1.0 + together * (load.last_of(running) - 1.0))
-    # While a prompt is computed, others decode all the same, in steps that last longer: they come
-    # back after as many steps, not after as much time. Prompts in steps of their own stop them.
-    each = (1.0 - alone) * mixed_round + alone * tpot
-    queued = closed_queue(service, stays * each, running, variability(load, engine))
-    prefill_time = fill + queued - together * (queued - service)
-    # A request that finds others decoding waits for the running step to end, on average half of
-    # it: of a long one more often. Where prompts follow one another, that is part of their queue.
-    met = minimum(share, 1.0)
-    square = decode_round * decode_round + met * (
-        mixed_round * mixed_round - decode_round * decode_round
-    )
-    step = (1.0 - alone) * square * inverse(tpot) + alone * tpot
-    idle = 1.0 - met * (alone + (1.0 - alone) * met)
-    stepwise = 0.5 * (step + (engine.admission_steps - 1.0) * tpot) * idle
-    before = engine.request_time + stepwise * minimum(others, 1.0)
-    there = stays + (before + prefill_time) * inverse(tpot)
-    share = minimum(share, per_round * others * inverse(there))
-    tpot = mean_round(share)
-    first = load.burst + together * (1.0 - load.burst)
-    started = before + prefill_time + first * 0.5 * others * service
-    rate = running * inverse(started + stays * tpot)
+    # One sequence fewer takes its own keys along.
+    keys = decode.usage.parts[2] * inverse(decode.latency * running)
+    without = decode_round * (1.0 - keys)
+    decoding = Decoding(decode_round, without, running, osl, stays, 1.0 - alone, together)
+    found = closed_loop(prompts, decoding, load, engine)
+    share, tpot, started, rate = found.share, found.time, found.started, found.rate
     waiting = maximum(batch - running, 0.0) / rate
-    late = after_first(lost, fill + service, rate, osl)
+    late = after_first(lost, prompts.fill + prompts.service, rate, osl)
     ttft = started + waiting - late
     waited = late * inverse(maximum(away, 1.0))
     tpot = tpot + waited

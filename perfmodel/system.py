@@ -43,6 +43,7 @@ from perfmodel._cycle import (
     ports,
     shared_plan,
 )
+from perfmodel._loop import Decoding, Loop, Prompts, closed_loop, closed_queue, variability
 from perfmodel._pools import held, lying
 from perfmodel.efficiencies import Efficiencies
 from perfmodel.machine import Rank
@@ -58,14 +59,12 @@ from perfmodel.serving import (
     Taken,
     budget_margins,
     chip_weights,
-    closed_queue,
     kernel_margin,
     passes,
     preempted,
     served,
     split_prompt,
     taken,
-    variability,
 )
 from perfmodel.step import Chunk, Shard, Step
 
@@ -165,33 +164,12 @@ def _arriving(pool: Pool, model: Model, prefill: Prefill, rank: Rank, rate: Arra
     return rate * prefill.chunks * maximum(flops * rank.per_flop, read * rank.per_byte)
 
 
-class _Prompts(NamedTuple):
-    """How prompts pass through the pool of prefill.
+class _Link(NamedTuple):
+    """Time that the keys of a prompt occupy the ports of both ends of the link [s]: of a prefill
+    replica, `sending`, and of one that decodes, `taking`."""
 
-    Fields: `service` of a prompt, `fill` of the pipeline before it ends, time of a `round` that
-    carries a chunk [s]; `per_round`, chunks of a request in a round of decoding; `customers` of a
-    replica's attention group; `sending` and `taking`, bytes of the keys over both ends of the link
-    [s].
-    """
-
-    service: Array
-    fill: Array
-    round: Array
-    per_round: Array
-    customers: Array
     sending: Array
     taking: Array
-
-
-class _Loop(NamedTuple):
-    """A closed loop around a cycle: its mean time with chunks [s] and their share, requests per
-    second of an attention group, time to first token without waiting for memory, and hand-over."""
-
-    time: Array
-    share: Array
-    rate: Array
-    started: Array
-    handed: Array
 
 
 def evaluate(
@@ -282,56 +260,39 @@ def evaluate(
     stage = stage + also + fused * on.ga * full.work[2]
     way = mixed.seconds + also + fused * full.guess
     sending, taking = _hand_over(system, model, prefill)
-    prompts = _Prompts(
-        service=chunks * stage,
-        fill=way - stage + (prefill.chunks * entered - chunks) * stage,
-        round=maximum(micro * stage, way),
-        per_round=chunks * inverse(maximum(micro, as_real(first.plan.stages))),
-        # Whoever is there has a prompt of its own, though replicas be more than requests.
-        customers=maximum(customers, 1.0),
-        sending=(1.0 - on.pa) * sending,
-        taking=(1.0 - on.pa) * taking,
-    )
-    alone = 1.0 - fused
+    longest = maximum(micro * stage, way)
     # Chunks hold up decoding wherever a part of it shares the pool that computes them.
     meets = maximum(on.pa, on.pf)
     if spec is not None:
         meets = maximum(meets, on.gp * spec.drafting)
-    behind = prompts.customers - 1.0
-    together = on.pa * alone * load.in_step
+    prompts = Prompts(
+        service=chunks * stage,
+        fill=way - stage + (prefill.chunks * entered - chunks) * stage,
+        round=longest,
+        fixed=(mixed.parts[1] + mixed.parts[2] + mixed.parts[4]) * (longest * inverse(way)),
+        fit=prefill.new_tokens
+        * entered
+        * inverse(chunks * maximum(as_real(first.plan.chunk), 1.0)),
+        per_round=chunks * inverse(maximum(micro, as_real(first.plan.stages))),
+        # Whoever is there has a prompt of its own, though replicas be more than requests.
+        customers=maximum(customers, 1.0),
+        here=on.pa,
+        meets=meets,
+    )
+    link = _Link((1.0 - on.pa) * sending, (1.0 - on.pa) * taking)
+    together = on.pa * (1.0 - fused) * load.in_step
     stays = away if load.spread is None else away * (1.0 + together * (load.last_of(running) - 1.0))
-    most_share = 1.0 + alone * 1e6
-
-    def with_chunks(turn: Cycle, share: Array) -> Array:
-        longer = prompts.round - fused * turn.time
-        return turn.time + meets * share * (1.0 - 0.5 * together) * longer
-
     varied = variability(load, engine)
 
-    def loop(turn: Cycle) -> _Loop:
-        share = minimum(prompts.per_round * behind * inverse(cycles), most_share)
-        time = with_chunks(turn, share)
-        handed = _handed(system, model, varied, prompts, stays * time, every, every_p, running)
-        # As in `serving`: steps that carry a chunk last longer, and bring others back no later.
-        each = fused * prompts.round + alone * time
-        queued = closed_queue(prompts.service, stays * each + handed, prompts.customers, varied)
-        prefill_time = prompts.fill + queued - together * (queued - prompts.service)
-        met = meets * minimum(share, 1.0)
-        square = turn.time * turn.time + met * (
-            prompts.round * prompts.round - turn.time * turn.time
-        )
-        step = fused * square * inverse(time) + alone * time
-        idle = 1.0 - met * (alone + fused * met)
-        stepwise = 0.5 * (step + (engine.admission_steps - 1.0) * time) * idle
-        # Prompts on a pool of their own pass through two servers, one after the other.
-        taken_in = engine.request_time * (2.0 - on.pa)
-        before = taken_in + stepwise * minimum(others, 1.0) + handed
-        there = stays + (before + prefill_time) * inverse(time)
-        share = minimum(share, prompts.per_round * behind * inverse(there))
-        time = with_chunks(turn, share)
-        burst = load.burst + together * (1.0 - load.burst)
-        started = before + prefill_time + burst * 0.5 * behind * prompts.service
-        return _Loop(time, share, running * inverse(started + stays * time), started, handed)
+    def hand_over(gone: Array) -> Array:
+        ends = prompts.customers * every_p, running * every
+        return _handed(system, model, varied, prompts, link, gone, *ends)
+
+    def loop(turn: Cycle) -> Loop:
+        keys = turn.parts[2] * inverse(turn.way * running)
+        without = turn.time * (1.0 - keys)
+        decoding = Decoding(turn.time, without, running, cycles, stays, fused, together)
+        return closed_loop(prompts, decoding, load, engine, hand_over)
 
     # Where prompts have chips of their own, those that are neither there nor on the link decode.
     apart, least = 1.0 - on.pa, minimum(running, 1.0)
@@ -435,18 +396,18 @@ def evaluate(
         weights + rest + share * keys
         for weights, rest, share in zip(kept.weights, kept.rest, shares, strict=True)
     ]
-    sending = maximum(rate * ratio * every_p * prompts.sending, rate * every * prompts.taking)
+    sending = maximum(rate * ratio * every_p * link.sending, rate * every * link.taking)
     links = [sending, steps * turn.work[3], steps * turn.work[4]]
     absent = [as_real(0.0)] * (4 - count)
     share = meets * found.share * (1.0 - 0.5 * together)
     mean = (1.0 - fused * share) * (turn.time / turn.way) * turn.parts
     mean = mean + share * (prompts.round / mixed.seconds) * jnp.stack(mixed.parts)
-    longest = meets * prompts.round + (1.0 - meets) * turn.time
+    gap = meets * prompts.round + (1.0 - meets) * turn.time
     return SystemEstimate(
         ttft=ttft,
         tpot=tpot,
         e2e=e2e,
-        longest_gap=jnp.where(others > 0.0, longest, turn.time) + stopped,
+        longest_gap=jnp.where(others > 0.0, gap, turn.time) + stopped,
         request_rate=every_second,
         output_rate=output_rate,
         admitted=room.admitted * every,
@@ -507,11 +468,11 @@ def _handed(
     system: System,
     model: Model,
     varied: Real,
-    prompts: _Prompts,
+    prompts: Prompts,
+    link: _Link,
     gone: Array,
-    every: Array,
-    every_p: Array,
-    running: Array,
+    senders: Array,
+    takers: Array,
 ) -> Array:
     """Returns how much later a request decodes because of its keys' way over the link [s].
 
@@ -521,10 +482,10 @@ def _handed(
     apart = 1.0 - system.same[..., 0, 1]
     computing = prompts.fill + prompts.service
     rest = gone + computing
-    leaves = closed_queue(prompts.sending, rest, prompts.customers * every_p, varied)
-    enters = closed_queue(prompts.taking, rest, running * every, varied)
+    leaves = closed_queue(link.sending, rest, senders, varied)
+    enters = closed_queue(link.taking, rest, takers, varied)
     crossing = apart * (maximum(leaves, enters) + system.links.kv.latency)
-    early = minimum(maximum(prompts.sending, prompts.taking), computing)
+    early = minimum(maximum(link.sending, link.taking), computing)
     hidden = early * (1.0 - inverse(as_real(model.layers)))
     return maximum(crossing - system.streamed * hidden, 0.0)
 

@@ -38,7 +38,7 @@ SETS = (
     ("Llama-3.3-70B, fp8, four B200, SGLang", "llama-3.3-70b", "b200", "fp8", "sglang", 4),
 )
 """What is compared: title, network, chip, formats, engine profile, tensor-parallel degree. The form
-of the closed loop was chosen with the first in view."""
+of the closed loop was chosen with all of them in view."""
 
 _estimate = jax.jit(serving.estimate)
 
@@ -337,16 +337,25 @@ _STOPS = """\
 up to 5 % low, because the share of chunk steps is corrected by seconds spent before the first
 token. Corrected by steps it would be within 1 % here, and 0.6 points further from measured runs.
 
-**Mean TTFT** stops where prompts far shorter than a chunk meet: it is then little more than the
-profile's request time and the wait for a step, with which a closed loop's requests arrive in step
-(up to 8 % off). Where such prompts saturate the steps, TTFT may be three times as long as
-simulated; near and past saturation by long prompts it is 20 to 40 % long.
+**Mean TTFT** stops at saturation. Past 80 % load, where prompts of several chunks fill most steps,
+it is up to 13 % short, and up to 30 % long where requests just begin to pile up: the root that
+joins a queue to its saturation line approaches it slowly. Far past saturation both agree again.
+
+**A wait is a whole number of steps.** A request of a closed loop comes when another ends, at the
+end of a step, and may start R + lag later: in step ⌈R/t + lag/t⌉. Where that quotient is near a
+whole number, a step time 1 % off is a step more or less, up to 10 % of the TTFT of short prompts;
+and a faster chip can wait up to one of its steps longer. Requests that come at random wait half a
+step on average instead, which is what those do that have met another's prompt. An engine without
+request time (`neutral`) admits a request when another ends, here and in the simulation.
+
+**Memory that preempts** is not in the closed forms: where outputs grow past the pool, requests are
+computed anew, and TTFT may be many times as long as in closed form.
 
 **The loop is counted in steps.** A step that carries a chunk lasts several times as long as one
 without, but it too ends one token of each request: requests come back to the queue for prefill
 after O − 1 steps, whatever those last. Counted in seconds the queue would be longer: TTFT was up
-to 23 % (70B) and 33 % (8B) above the simulation below 80 % load. Engines that compute prompts in
-steps of their own stop the others, and are counted in seconds.
+to 23 % (70B) and 33 % (8B) above the simulation below 80 % load. Where prompts
+have steps of their own nobody comes back meanwhile.
 
 Requests that start together and have one length stay in step for ever: outputs must differ for
 means to be those of random traffic. How much they differ matters little where requests are not

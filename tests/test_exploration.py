@@ -131,8 +131,8 @@ def test_equal_points_keep_the_plan_of_fewer_chips() -> None:
     axes = ("tokens_per_second_user", "output_tokens_per_second_chip")
     kept = exploration.nondominated([5.0, 5.0, 4.0], [1.0, 1.0, 2.0], axes)
     assert kept.tolist() == [True, False, True]
-    # Chunks beyond the prompt are all the same plan.
-    found = frontier(chunks=(4000, 8192, 16384), chips=["h100"])
+    # Chunks beyond the prompt are all the same plan where no two prompts can share one.
+    found = frontier(chunks=(4000, 8192, 16384), chips=["h100"], batches=[1])
     assert set(found["chunk"].values) == {4000}
     points = np.stack([found[axis] for axis in axes], axis=1)
     assert len(np.unique(points, axis=0)) == len(points)

@@ -8,7 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from jax import Array
 
+from perfmodel._loop import Decoding, Prompts, closed_loop, closed_queue
 from perfmodel.chips import load_chip
 from perfmodel.formats import precision
 from perfmodel.machine import Machine
@@ -17,12 +19,11 @@ from perfmodel.models.catalogue import load_model
 from perfmodel.models.transformer import head_operators, layer_operators
 from perfmodel.operators import total
 from perfmodel.plan import Engine, Limits, Load, Plan
-from perfmodel.relax import as_real, traced
+from perfmodel.relax import Real, as_real, traced
 from perfmodel.serving import (
     MARGINS,
     PARTS,
     Estimate,
-    closed_queue,
     estimate,
     passes,
     split_prompt,
@@ -274,6 +275,33 @@ def test_money_by_hand():
 def test_every_deployed_chip_counts():
     found = run(batch=8)
     assert float(found.output_rate_per_chip) == pytest.approx(float(found.output_rate) / 8)
+
+
+def first_token(request_time: Real, customers: float = 2.0, fused: float = 1.0) -> Array:
+    """Returns the TTFT of prompts of 3 ms, rounds of 10 ms and outputs of a million tokens [s]."""
+    n, one, prompt, decode = map(as_real, (customers, 1.0, 3e-3, 1e-2))
+    prompts = Prompts(prompt, 0.0 * one, prompt, prompt / 3.0, one, one, n)
+    rounds = 1e6 * one
+    decoding = Decoding(decode, decode, n, rounds, rounds, fused, 0.0)
+    engine = Engine(0.9, 0.0, 16, 0.0, 0.0, request_time, 0.5)
+    return closed_loop(prompts, decoding, Load(1, 1), engine).started
+
+
+def test_a_lone_request_waits_for_whole_rounds():
+    """It comes at the end of a round; its slope is the chord's, and with no other there is none."""
+    for wait, rounds in ((0.0, 0), (1e-4, 1), (0.0199, 2), (0.0201, 3)):
+        assert float(first_token(wait)) == pytest.approx(rounds * 1e-2 + 3e-3, abs=1e-6)
+        assert float(first_token(wait, 1.0)) == pytest.approx(wait + 3e-3, abs=1e-9)
+    assert float(jax.grad(first_token)(0.0155)) == pytest.approx(1.0, abs=1e-4)
+
+
+@pytest.mark.parametrize("fused", [0.0, 1.0])
+def test_whoever_met_a_prompt_is_out_of_step(fused: float):
+    """Of many that come, most met another's prompt: half a round on average, and no prompt's wait.
+
+    Prompts of 3 ms, each with as many tokens as a round can carry, take a tenth of the time."""
+    often = float(first_token(0.0901, 1e5, fused))
+    assert 0.0901 + 0.5e-2 + 3e-3 < often < 0.0901 + 0.5e-2 + 3e-3 + 0.5e-2
 
 
 def test_closed_queue_has_the_right_ends():

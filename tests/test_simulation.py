@@ -18,8 +18,8 @@ from perfmodel.engines import load_engine
 from perfmodel.errors import InputError
 from perfmodel.formats import precision
 from perfmodel.models.catalogue import load_model
-from perfmodel.plan import Load, Plan
-from perfmodel.relax import traced
+from perfmodel.plan import Engine, Load, Plan
+from perfmodel.relax import as_real, traced
 from perfmodel.simulate import Case, Outcome, simulate, simulate_all
 from perfmodel.step_grid import CONTEXT, PRIOR, SEQUENCES, TOKENS, StepGrid, kv_tokens, step_grid
 
@@ -370,7 +370,25 @@ def test_table_of_step_times_is_the_engine():
 )
 def test_closed_forms(isl: int, osl: int, batch: int):
     """Outputs differ, or requests would stay in step for ever. See docs/simulation.md."""
-    machine, model, formats, engine = served()
+    compare(served()[3], isl, osl, batch, tpot=0.02)
+
+
+@pytest.mark.parametrize(
+    "isl, osl, batch",
+    # 0.01 to 0.8 of the load; two prompts of 1,000 tokens share a step.
+    [(200, 1000, 4), (1000, 1000, 64), (4000, 1000, 64), (8000, 200, 4), (8000, 200, 16)],
+)
+def test_closed_forms_of_prompts_in_steps_of_their_own(isl: int, osl: int, batch: int):
+    """What arrives while another waits to be admitted is computed with it, and stops all others."""
+    engine = served()[3]
+    values = tuple(map(as_real, (1.0, 0.06, 9.0)))
+    engine = eqx.tree_at(lambda e: (e.exclusive, e.request_time, e.admission_steps), engine, values)
+    # Prompts of four chunks with 200 tokens each are where TPOT is least right.
+    compare(engine, isl, osl, batch, tpot=0.05)
+
+
+def compare(engine: Engine, isl: int, osl: int, batch: int, tpot: float) -> None:
+    machine, model, formats, _ = served()
     load, plan = traced((Load(isl, osl), Plan(8, 1, batch, 2048)))
     asked = jax.jit(serving.estimate)(machine, model, load, plan, formats, engine)
     room = float(kv_tokens(machine, model, load, plan, formats, engine))
@@ -378,13 +396,13 @@ def test_closed_forms(isl: int, osl: int, batch: int):
     drawn = np.random.default_rng(batch)
     scheduler = Scheduler(
         batch, 2048, math.floor(room / 16), 16.0,
-        float(engine.request_time), float(engine.admission_steps),
+        float(engine.request_time), float(engine.admission_steps), float(engine.exclusive),
     )  # fmt: skip
     grid = step_grid(machine, model, plan, formats, engine)
     outputs = np.round(osl * drawn.uniform(0.8, 1.2, n))
     found = simulate(Case(requests(0.0, isl, outputs), scheduler, grid, batch))
     got = found.steady().summary()
-    assert got["tpot_mean"] == pytest.approx(float(asked.tpot), rel=0.02)
+    assert got["tpot_mean"] == pytest.approx(float(asked.tpot), rel=tpot)
     assert got["ttft_mean"] == pytest.approx(float(asked.ttft), rel=0.05)
 
 
