@@ -37,6 +37,7 @@ _RATE = 0.12
 _PENALTY = 8.0
 _START_BATCHES = 14
 _NEAREST_LAYOUTS = 3
+_BATCHES = 2
 
 # Relaxed layouts do not cut heads into whole parts; the rounded ones do.
 _KEPT = [i for i, name in enumerate(serving.MARGINS) if name != "divisibility"]
@@ -261,19 +262,22 @@ def _rounded(
     most: int,
     nearest: int,
 ) -> Designs:
-    """Returns the whole plans around real ones: nearest layouts, both neighbours of the rest."""
+    """Returns the whole plans around real ones: nearest layouts, neighbours of the rest."""
     table = np.asarray(layouts)
     named = [np.log(table[:, Layout._fields.index(name)]) for name in Relaxed._fields[:4]]
     here = np.log(np.stack(ended[:4], axis=1))
     distance = np.sum((here[:, None] - np.stack(named, axis=1)) ** 2, axis=2)
     near = np.argsort(distance, axis=1)[:, :nearest]
 
-    def around(values: np.ndarray, choices: Sequence[int]) -> np.ndarray:
+    def around(values: np.ndarray, choices: Sequence[int], each: int) -> np.ndarray:
         listed = np.sort(np.asarray(choices))
-        above = np.clip(np.searchsorted(listed, values), 1, max(len(listed) - 1, 1))
-        return np.stack([listed[above - 1], listed[np.minimum(above, len(listed) - 1)]], axis=1)
+        above = np.searchsorted(listed, values)[:, None] + np.arange(-each, each)
+        return listed[np.clip(above, 0, len(listed) - 1)]
 
-    batch, chunk = around(ended.batch, batches), around(ended.chunk, chunks)
-    rows = np.meshgrid(np.arange(len(here)), range(near.shape[1]), (0, 1), (0, 1), indexing="ij")
+    # Targets are wider apart than batches: a few of those between are worth their evaluation.
+    batch, chunk = around(ended.batch, batches, _BATCHES), around(ended.chunk, chunks, 1)
+    rows = np.meshgrid(
+        np.arange(len(here)), range(near.shape[1]), range(2 * _BATCHES), (0, 1), indexing="ij"
+    )
     point, layout, b, c = (row.ravel() for row in rows)
     return _whole(table[near[point, layout]], batch[point, b], chunk[point, c], most)
