@@ -4,7 +4,8 @@ XLA's CPU fusion makes one kernel of everything that an output needs, and so cop
 results share into each of them. An estimate is all sharing: with ten outputs a tenth of the time
 goes into copies, with thirty a half, and kernels of a gradient become too long to be vectorised.
 Without fusion every single product goes through memory. In between is what `chained` asks for: a
-kernel ends where its result is used more than once. Per CPU-second of 8,192 designs each:
+kernel ends where its result is used more than once and is much to compute again. Per CPU-second,
+in blocks of 8,192 designs:
 
     program                             fused     unfused   chained
     estimates, ten numbers              6.9 M     2.8 M     10.5 M
@@ -39,6 +40,14 @@ operation, for searches that evaluate no more than some hundred thousand designs
 
 _SHORT = 128
 """Arrays of fewer elements cost nothing to compute again."""
+
+_HEAVY = frozenset(
+    "cos div erf erfc exp expm1 integer_pow log log1p pow rsqrt scan sin sqrt tanh".split()
+)
+"""Operations that cost about as much as eight of the others."""
+
+_WORTH = 32
+"""Operations that a value must spare for its way through memory; 16 to 64 are as good."""
 
 _VIEWS = frozenset({"broadcast_in_dim", "convert_element_type", "reshape", "slice", "squeeze"})
 """Operations that cost nothing to do again."""
@@ -142,15 +151,19 @@ def chained(function: Callable[_P, _R]) -> Callable[_P, _R]:
             return value.value if isinstance(value, _Known) else values[value]
 
         operations, uses = flat.needed()
+        # What it would cost to compute a value again from those that are kept.
+        costs: dict[int, int] = collections.defaultdict(int)
         for operation in operations:
             primitive = operation.primitive
             made = primitive.bind(*map(read, operation.inputs), **operation.params)
             made = made if primitive.multiple_results else [made]
+            cost = sum(costs[v] for v in operation.inputs if isinstance(v, int))
+            cost += 8 if primitive.name in _HEAVY else int(primitive.name not in _VIEWS)
             for number, value in zip(operation.outputs, made, strict=True):
-                kept = uses[number] > 1 and jnp.size(value) >= _SHORT
-                if kept and primitive.name not in _VIEWS:
-                    value = jax.lax.optimization_barrier(value)
-                values[number] = value
+                spared = cost * (uses[number] - 1)
+                keep = spared > _WORTH and jnp.size(value) >= _SHORT
+                costs[number] = 0 if keep else cost
+                values[number] = jax.lax.optimization_barrier(value) if keep else value
         return jax.tree.unflatten(jax.tree.structure(shape), map(read, flat.outputs))
 
     # Rules of derivatives are flattened away, and the barriers are of no use to a derivative.

@@ -27,6 +27,7 @@ stays; what is computed again is the rest. A preempted request's own blocks may 
 engine's prefix cache when it comes back: that is neither here nor in the simulation.
 """
 
+import math
 from typing import NamedTuple
 
 import jax
@@ -38,14 +39,14 @@ from perfmodel.plan import Engine, Load
 from perfmodel.relax import as_real, floor, inverse, maximum, minimum
 
 
-def _nodes() -> tuple[np.ndarray, np.ndarray]:
+def _nodes() -> tuple[list[float], list[float]]:
     """Nodes and weights of ∫ e^(−x) … dx: those of Gauss and Legendre in √(1 − e^(−x)).
 
     With eight of them g is within 0.5 % up to κ = 10,000.
     """
     nodes, weights = np.polynomial.legendre.leggauss(8)
     nodes = 0.5 * (nodes + 1.0)
-    return -np.log1p(-nodes * nodes), weights * nodes
+    return (-np.log1p(-nodes * nodes)).tolist(), (weights * nodes).tolist()
 
 
 _DEPTHS, _WEIGHTS = _nodes()
@@ -105,11 +106,13 @@ def _whole(fit: Array, deviation: Array) -> Array:
     part = fit - floor(fit)
     # Less is beyond what is known of the room for requests, and of the sum's terms.
     squared = maximum(deviation, 0.12) ** 2
-    found = as_real(1.0)
-    for k in (1, 2, 3):
-        wave = jnp.cos(2.0 * np.pi * k * part)
-        found = found + 2.0 * wave * jnp.exp(-2.0 * np.pi**2 * k * k * squared)
-    return maximum(found, 0.0)
+    # cos kφ by Chebyshev's recurrence, and e^(−k²q) as powers.
+    wave, decay = jnp.cos(2.0 * np.pi * part), jnp.exp(-2.0 * np.pi**2 * squared)
+    twice = 2.0 * wave * wave - 1.0
+    fourth = (decay * decay) ** 2
+    ninth = fourth * fourth * decay
+    found = wave * decay + twice * fourth + wave * (2.0 * twice - 1.0) * ninth
+    return maximum(1.0 + 2.0 * found, 0.0)
 
 
 def preemption(
@@ -130,18 +133,19 @@ def preemption(
     running = maximum(minimum(seats, fit), 1.0)
     deviation = jnp.sqrt(running) * size.deviation * inverse(live) + 1e-6
     beyond = (seats - fit) * inverse(deviation)
-    full = greedy * jax.scipy.special.ndtr(beyond)
     density = jnp.exp(-0.5 * beyond * beyond) * float(1.0 / np.sqrt(2.0 * np.pi))
-    tail = jax.scipy.special.ndtr(-jnp.abs(beyond))
+    below = 0.5 * jax.lax.erfc(beyond * float(-np.sqrt(0.5)))
+    tail = minimum(below, 1.0 - below)
+    full = greedy * below
     short = greedy * deviation * maximum(density - jnp.abs(beyond) * tail, 0.0)
 
     growth = size.growth * inverse(size.start)
     # ω, the root of the equation above, within 2.5 %; exact for little and for much growth.
     depth = growth * (0.5 * growth + 2.0 / 3.0) + (1.0 - jnp.exp(-3.0 * growth)) / 9.0
     grown = 2.0 * growth * depth * inverse(running)
-    nodes = as_real(_DEPTHS)
-    aged = nodes + full[..., None] * jnp.expm1(-nodes)
-    share = jnp.sum(as_real(_WEIGHTS) / jnp.sqrt(1.0 + grown[..., None] * aged), axis=-1)
+    share = as_real(0.0)
+    for x, weight in zip(_DEPTHS, _WEIGHTS, strict=True):
+        share = share + weight * jax.lax.rsqrt(1.0 + grown * (x + full * math.expm1(-x)))
     again = full * growth * jnp.exp(-running * inverse(rounds)) * _whole(fit, deviation)
     # Those that wait are among the requests without a seat: an exponential that ends there.
     deep = maximum(depth * share, 1e-6)

@@ -57,7 +57,7 @@ def _text(function, options):
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="what a CPU's compiler does")
 def test_what_results_share_is_computed_once():
     def many(x):
-        shared = jnp.sin(x * 1.7) + 0.3
+        shared = jnp.sin(jnp.sqrt(x) / 1.7) + jnp.sqrt(x) * 0.3 + 0.1
         return tuple(jnp.cos(shared * k) for k in (1.0, 2.0, 3.0))
 
     once = _text(compiled.chained(many), compiled.options(compiled.CHAINED))
