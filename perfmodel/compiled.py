@@ -8,10 +8,10 @@ kernel ends where its result is used more than once and is much to compute again
 in blocks of 8,192 designs:
 
     program                             fused     unfused   chained
-    estimates, ten numbers              6.9 M     2.8 M     10.5 M
-    estimates, all numbers              4.4 M     2.2 M      7.8 M
-    systems with drafts, all numbers    1.5 M     0.6 M      1.8 M
-    gradients in plan and load          0.15 M    0.8 M      2.0 M
+    estimates, ten numbers              3.8 M     2.5 M     10.5 M
+    estimates, all numbers              2.2 M     1.9 M      7.7 M
+    systems with drafts, all numbers    0.9 M     0.5 M      2.5 M
+    gradients in plan and load          0.15 M    0.6 M      1.4 M
 
 Kernels are also asked to be as wide as a core's registers: LLVM halves them otherwise.
 """
