@@ -10,6 +10,7 @@ import equinox as eqx
 import jax.numpy as jnp
 from jax import Array
 
+from perfmodel.footprint import attention_groups
 from perfmodel.machine import Rank, Usage
 from perfmodel.models.draft import Draft, draft_operators
 from perfmodel.models.transformer import (
@@ -18,10 +19,10 @@ from perfmodel.models.transformer import (
     head_operators,
     norm_operators,
 )
+from perfmodel.passes import port_time, run_step, unhidden
 from perfmodel.placement import Link, Pool, System
 from perfmodel.plan import Engine, Plan
 from perfmodel.relax import Real, as_real, inverse, maximum
-from perfmodel.serving import attention_groups, port_time, run_step, unhidden
 from perfmodel.stages import occupied
 from perfmodel.step import Step
 from perfmodel.timing import total_usage

@@ -10,13 +10,13 @@ from jax import Array
 
 from perfmodel import tiers
 from perfmodel._cycle import Shares, groups_of, shared_plan
+from perfmodel.footprint import Footprint, chip_weights, footprint, placed, stage_share
 from perfmodel.machine import Placed
 from perfmodel.models.draft import Draft, draft_weight_bytes
 from perfmodel.models.transformer import Model, sequence_bytes
 from perfmodel.placement import Pool, System
 from perfmodel.plan import Engine, Load
 from perfmodel.relax import Real, as_real, inverse, maximum
-from perfmodel.serving import Footprint, chip_weights, footprint, placed, stage_share
 from perfmodel.step import Shard
 
 

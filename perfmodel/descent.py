@@ -24,6 +24,7 @@ from perfmodel import cache, question, results, serving
 from perfmodel.designs import Designs, blocks, designs
 from perfmodel.formats import Precision
 from perfmodel.machine import Machine
+from perfmodel.margins import MARGINS
 from perfmodel.models.transformer import Model
 from perfmodel.plan import Engine, Limits, Load, Plan
 from perfmodel.question import Layout, Question
@@ -40,7 +41,7 @@ _NEAREST_LAYOUTS = 3
 _BATCHES = 2
 
 # Relaxed layouts do not cut heads into whole parts; the rounded ones do.
-_KEPT = [i for i, name in enumerate(serving.MARGINS) if name != "divisibility"]
+_KEPT = [i for i, name in enumerate(MARGINS) if name != "divisibility"]
 
 
 class Relaxed(NamedTuple):

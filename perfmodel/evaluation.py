@@ -15,6 +15,7 @@ from jax import Array
 from perfmodel import question, results, serving
 from perfmodel.advice import advise, narrower
 from perfmodel.designs import Designs, designs, evaluate
+from perfmodel.footprint import attention_groups, footprint, placed, split_prompt
 from perfmodel.formats import Precision
 from perfmodel.machine import Machine, Rank, Usage
 from perfmodel.models.transformer import (
@@ -24,6 +25,7 @@ from perfmodel.models.transformer import (
     tower_operators,
 )
 from perfmodel.operators import KERNELS, Matmul, Operator
+from perfmodel.passes import passes, served, unhidden
 from perfmodel.plan import Engine, Load, Plan
 from perfmodel.question import ChipLike, EngineLike, ModelLike, Question
 from perfmodel.relax import Real
@@ -242,13 +244,13 @@ def _open(
     found = serving.estimate(machine, model, load, plan, precision, engine)
     shard = plan.shard(machine)
     # `running` of an estimate is of all attention groups, memory is of one.
-    groups = serving.attention_groups(plan)
+    groups = attention_groups(plan)
     attended = found.running if groups is None else found.running / groups
-    room = serving.footprint(machine, model, load, plan, precision, engine)
-    lying = serving.placed(machine, plan, room, attended)
-    rank = Rank(serving.served(machine, engine), shard.share, placed=lying)
-    prefill = serving.split_prompt(load, plan)._replace(again=found.recomputed)
-    _, _, *steps = serving.passes(load, plan, prefill, attended, engine)
+    room = footprint(machine, model, load, plan, precision, engine)
+    lying = placed(machine, plan, room, attended)
+    rank = Rank(served(machine, engine), shard.share, placed=lying)
+    prefill = split_prompt(load, plan)._replace(again=found.recomputed)
+    _, _, *steps = passes(load, plan, prefill, attended, engine)
     tables = []
     for step in steps:
         layers = layer_operators(model, step, shard, precision)
@@ -262,7 +264,7 @@ def _open(
         ]  # fmt: skip
         busy = total_usage(layers, rank).seconds
         seen = total_usage(tower, rank).seconds if tower else None
-        rest = serving.unhidden(rank, model, step, plan, engine, busy, seen)
+        rest = unhidden(rank, model, step, plan, engine, busy, seen)
         wires = {"stage_crossing": 2 * step.rows * model.hidden}
         rows += [
             _Row(name, None, count, 0, 0, wires.get(name, 0), spent)

@@ -17,8 +17,8 @@ from perfmodel.chips import Chip
 from perfmodel.designs import Designs, blocks, designs, evaluate
 from perfmodel.errors import Infeasible, InputError, nearest, shorten
 from perfmodel.formats import PrecisionName
+from perfmodel.margins import MARGINS
 from perfmodel.question import ChipLike, EngineLike, ModelLike, Question
-from perfmodel.serving import MARGINS
 
 BATCHES = tuple(range(1, 1025))
 CHUNKS = (512, 1024, 2048, 4096, 8192)

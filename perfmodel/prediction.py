@@ -21,6 +21,7 @@ from perfmodel.engines import EngineEntry
 from perfmodel.errors import InputError, shorten
 from perfmodel.formats import Precision, precision_numbers
 from perfmodel.machine import Machine
+from perfmodel.margins import MARGINS
 from perfmodel.models.catalogue import ModelEntry
 from perfmodel.models.transformer import Model
 from perfmodel.placement import Links, Pool, System
@@ -174,7 +175,7 @@ def statuses(asked: Deployments, found: Mapping[str, np.ndarray]) -> np.ndarray:
     status = asked.status.copy()
     if not found:
         return status
-    places = [serving.MARGINS.index(name) for name in RUNNING_NEEDS]
+    places = [MARGINS.index(name) for name in RUNNING_NEEDS]
     margins = found["margins"][:, places]
     for row in np.flatnonzero((status == "") & (margins < 0.0).any(axis=1)):
         name = RUNNING_NEEDS[int(np.argmax(margins[row] < 0.0))]

@@ -123,7 +123,7 @@ def preemption(
     Args:
         size, live: bytes of a request, and of a running one on average [B].
         fit: requests that fit memory on average, not rounded. batch: requests in the loop.
-        most: sequences that can decode at once, however many fit (`serving.preempted`).
+        most: sequences that can decode at once, however many fit (`footprint.preempted`).
         rounds: decode passes of a request. greedy: of `greed`.
     """
     seats = minimum(batch, most)

@@ -17,11 +17,12 @@ from jax import Array
 
 from perfmodel.formats import Precision
 from perfmodel.machine import Machine
+from perfmodel.margins import MARGINS
 from perfmodel.models.transformer import Model, kv_bytes_per_token
 from perfmodel.ownership import spend
 from perfmodel.plan import Plan
 from perfmodel.relax import as_real, maximum, minimum
-from perfmodel.serving import BINDING, MARGINS, PARTS, Estimate
+from perfmodel.serving import BINDING, PARTS, Estimate
 from perfmodel.units import HOUR, KILOWATT, MILLION
 
 RUNNING_NEEDS = ("memory", "kernel", "divisibility", "context length")

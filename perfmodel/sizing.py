@@ -25,9 +25,9 @@ from perfmodel.advice import advise
 from perfmodel.chips import Chip
 from perfmodel.designs import Designs, blocks, designs, evaluate
 from perfmodel.errors import Infeasible, InputError, nearest, shorten
+from perfmodel.margins import MARGINS
 from perfmodel.models.transformer import Model
 from perfmodel.question import ChipLike, EngineLike, Layout, ModelLike, Question
-from perfmodel.serving import MARGINS
 from perfmodel.units import GB, HOUR, seconds
 
 PIPELINES = (1, 2, 4, 8)

@@ -10,12 +10,13 @@ from typing import NamedTuple
 
 from jax import Array
 
+from perfmodel.footprint import attention_groups, footprint, placed, split_prompt
 from perfmodel.formats import Precision
 from perfmodel.machine import Machine, Rank
 from perfmodel.models.transformer import Model
+from perfmodel.passes import run_step, served
 from perfmodel.plan import Engine, Load, Plan
 from perfmodel.relax import as_real, ceil, inverse, maximum, minimum
-from perfmodel.serving import attention_groups, footprint, placed, run_step, served, split_prompt
 from perfmodel.step import Step
 
 

@@ -1,6 +1,6 @@
 """Step times of a replica as a small table: what an event simulation asks a hundred thousand times.
 
-Each entry is `perfmodel.serving.run_step` at decoding sequences × mean context × prompt tokens ×
+Each entry is `perfmodel.passes.run_step` at decoding sequences × mean context × prompt tokens ×
 tokens cached before them. Nodes are the same for every design, so one compiled program fills the
 tables of all. Between nodes times are linear in each coordinate, past the last one as well.
 """
@@ -13,11 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from perfmodel import serving
 from perfmodel.errors import InputError
+from perfmodel.footprint import footprint, placed, split_prompt
 from perfmodel.formats import Precision
 from perfmodel.machine import Machine, Rank
 from perfmodel.models.transformer import Model, sequence_bytes
+from perfmodel.passes import run_step, served
 from perfmodel.plan import Engine, Load, Plan
 from perfmodel.relax import Real, as_real, ceil_div, inverse, maximum, minimum, traced
 from perfmodel.step import Chunk, Step, causal_pairs
@@ -122,18 +123,18 @@ def _sample(
     per_prompt = as_real(engine.host_request * machine.floors.hosted)
     engine = eqx.tree_at(lambda e: e.host_request, engine, jnp.zeros(()))
     shard = plan.shard(machine)
-    speed = serving.served(machine, engine)
+    speed = served(machine, engine)
     groups = None if plan.attention_dp is None else as_real(plan.attention_dp)
     room = None
     if load is not None:
-        room = serving.footprint(machine, model, load, plan, precision, engine)
+        room = footprint(machine, model, load, plan, precision, engine)
 
     def round_time(sequences: Array, context: Array, chunk: Chunk | None, chunks: Array) -> Array:
-        lying = None if room is None else serving.placed(machine, plan, room, sequences)
+        lying = None if room is None else placed(machine, plan, room, sequences)
         rank = Rank(speed, shard.share, None, lying)
         micro = minimum(maximum(sequences, 1.0), as_real(plan.stages))
         step = Step(sequences * inverse(micro), context, queries, chunk, groups)
-        found = serving.run_step(rank, model, step, plan, precision, engine)
+        found = run_step(rank, model, step, plan, precision, engine)
         # Equal with one stage, and one chunk then.
         return maximum(maximum(micro, chunks) * found.stage, found.latency)
 
@@ -171,8 +172,8 @@ def kv_tokens(
     What all requests share is set aside. Bytes per token are those of a whole request of the
     mean lengths: exact where they grow in proportion, a mean with windows and states.
     """
-    prefill = serving.split_prompt(load, plan)
-    room = serving.footprint(machine, model, load, plan, precision, engine)
+    prefill = split_prompt(load, plan)
+    room = footprint(machine, model, load, plan, precision, engine)
     shard = plan.shard(machine)
     part = ceil_div(model.layers, plan.stages) * inverse(model.layers) * inverse(shard.share)
     own = prefill.new_tokens + as_real(load.osl)

@@ -46,26 +46,17 @@ from perfmodel._cycle import (
 from perfmodel._loop import Decoding, Loop, Prompts, closed_loop, closed_queue, variability
 from perfmodel._pools import held, lying
 from perfmodel.efficiencies import Efficiencies
+from perfmodel.footprint import Prefill, chip_weights, preempted, split_prompt
 from perfmodel.machine import Rank
+from perfmodel.margins import Taken, budget_margins, kernel_margin, taken
 from perfmodel.models.draft import Draft
 from perfmodel.models.transformer import Model, sequence_bytes
 from perfmodel.ownership import spend
+from perfmodel.passes import passes, served
 from perfmodel.placement import Pool, System
 from perfmodel.plan import Engine, Limits, Load
 from perfmodel.preemption import after_first
 from perfmodel.relax import Real, as_real, ceil, inverse, maximum, minimum
-from perfmodel.serving import (
-    Prefill,
-    Taken,
-    budget_margins,
-    chip_weights,
-    kernel_margin,
-    passes,
-    preempted,
-    served,
-    split_prompt,
-    taken,
-)
 from perfmodel.step import Chunk, Shard, Step
 
 STATIONS = ("prefill", "attention", "ffn", "draft", "kv link", "activation link", "draft link")
@@ -95,7 +86,7 @@ class SystemEstimate(eqx.Module):
         memory_bytes, weight_bytes, memory_margin, chip_power, pool_chips: by part, shape [4].
         owns: 1 where a part is the first on its pool, shape [4].
         parts: seconds of TPOT by `serving.PARTS`, shape [5]; hand-overs count as network.
-        margins: by `serving.MARGINS`, shape [9]. feasible: whether all are ≥ 0.
+        margins: by `margins.MARGINS`, shape [9]. feasible: whether all are ≥ 0.
     """
 
     ttft: Array

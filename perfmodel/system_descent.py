@@ -18,10 +18,10 @@ import numpy as np
 import optax
 
 from perfmodel import cache, question, system
+from perfmodel.margins import MARGINS
 from perfmodel.placement import System
 from perfmodel.question import Layout
 from perfmodel.relax import maximum, minimum
-from perfmodel.serving import MARGINS
 from perfmodel.system_space import (
     AXES,
     Choice,

@@ -14,8 +14,8 @@ import xarray as xr
 from perfmodel import question, results, system, system_hits
 from perfmodel.errors import Infeasible, InputError
 from perfmodel.exploration import nondominated
+from perfmodel.margins import MARGINS
 from perfmodel.question import ModelLike
-from perfmodel.serving import MARGINS
 from perfmodel.system_choices import bounded, space_of
 from perfmodel.system_descent import descended
 from perfmodel.system_space import AXES as AXES

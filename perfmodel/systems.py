@@ -14,12 +14,13 @@ import xarray as xr
 
 from perfmodel import cache, chips, placement, question, results, speculation, system
 from perfmodel.errors import InputError, nearest, shorten
+from perfmodel.margins import MARGINS
 from perfmodel.models.draft import Draft
 from perfmodel.models.mlp import Mlp
 from perfmodel.placement import FREE, Link, Links, Placement, Pool, System
 from perfmodel.plan import Plan
 from perfmodel.question import ChipLike, EngineLike, ModelLike, Question
-from perfmodel.serving import MARGINS, PARTS
+from perfmodel.serving import PARTS
 from perfmodel.speculation import Speculation
 from perfmodel.system import STATIONS, SystemEstimate
 

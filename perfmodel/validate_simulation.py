@@ -321,7 +321,7 @@ hand.
 with chunked prefill, pages of keys and values, preemption with recomputation, prompts that never
 fit turned away, prompts in steps of their own, whole outputs set aside, static batches, drafts
 whose acceptance is drawn, several replicas, and a pool of servers that compute prompts and hand
-the keys over. Step times are those of `perfmodel.serving.run_step`, sampled once on a table
+the keys over. Step times are those of `perfmodel.passes.run_step`, sampled once on a table
 (`perfmodel.step_grid`). A test compares it, request by request, with the same scheduler written
 plainly, one step at a time.
 """

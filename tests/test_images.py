@@ -27,9 +27,10 @@ from perfmodel.models.encoder import (
 )
 from perfmodel.models.transformer import parameters
 from perfmodel.operators import Matmul, total
+from perfmodel.passes import served
 from perfmodel.plan import Engine, Load, Plan
 from perfmodel.relax import as_real, traced
-from perfmodel.serving import Estimate, estimate, served
+from perfmodel.serving import Estimate, estimate
 from perfmodel.step import Shard
 from perfmodel.timing import total_usage
 

@@ -17,6 +17,7 @@ from perfmodel.compiled import UNFUSED
 from perfmodel.engines import load_engine
 from perfmodel.errors import InputError
 from perfmodel.formats import precision
+from perfmodel.margins import MARGINS
 from perfmodel.models.attention import GroupedQueryAttention, chunk_pairs, window_pairs
 from perfmodel.models.catalogue import load_model
 from perfmodel.models.mlp import MixtureOfExperts, Mlp
@@ -355,7 +356,7 @@ def test_groups_conserve_requests_and_energy() -> None:
 )
 def test_what_does_not_divide_is_a_margin(choices: dict) -> None:
     plan = Plan(8, 1, 64, 2048, **dict(attention_dp=1, expert_ranks=1, context_ranks=1) | choices)
-    margins = dict(zip(serving.MARGINS, np.asarray(found(plan).margins), strict=True))
+    margins = dict(zip(MARGINS, np.asarray(found(plan).margins), strict=True))
     assert margins["divisibility"] < 0
 
 

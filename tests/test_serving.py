@@ -12,22 +12,18 @@ from jax import Array
 
 from perfmodel._loop import Decoding, Prompts, closed_loop, closed_queue
 from perfmodel.chips import load_chip
+from perfmodel.footprint import split_prompt
 from perfmodel.formats import precision
 from perfmodel.machine import Machine
+from perfmodel.margins import MARGINS
 from perfmodel.models.attention import GroupedQueryAttention
 from perfmodel.models.catalogue import load_model
 from perfmodel.models.transformer import head_operators, layer_operators
 from perfmodel.operators import total
+from perfmodel.passes import passes
 from perfmodel.plan import Engine, Limits, Load, Plan
 from perfmodel.relax import Real, as_real, traced
-from perfmodel.serving import (
-    MARGINS,
-    PARTS,
-    Estimate,
-    estimate,
-    passes,
-    split_prompt,
-)
+from perfmodel.serving import PARTS, Estimate, estimate
 from perfmodel.step import Shard, Step
 
 ENGINE = Engine(0.9, 2e9, 16, 0.6e-3, 15e-6, 0.0, 0.5)
