@@ -10,13 +10,20 @@ from jax import Array
 
 from perfmodel import tiers
 from perfmodel._cycle import Shares, groups_of, shared_plan
-from perfmodel.footprint import Footprint, chip_weights, footprint, placed, stage_share
+from perfmodel.footprint import (
+    Footprint,
+    attention_groups,
+    chip_weights,
+    footprint,
+    placed,
+    stage_share,
+)
 from perfmodel.machine import Placed
 from perfmodel.models.draft import Draft, draft_weight_bytes
 from perfmodel.models.transformer import Model, sequence_bytes
 from perfmodel.placement import Pool, System
 from perfmodel.plan import Engine, Load
-from perfmodel.relax import Real, as_real, inverse, maximum
+from perfmodel.relax import Real, as_real, inverse, maximum, minimum
 from perfmodel.step import Shard
 
 
@@ -116,11 +123,13 @@ def held(
     ]
     drafting = None
     if guesser is not None:
-        # The draft's keys lie beside its weights, of every request that shares a replica of it.
+        # The draft's keys lie beside its weights, of every request that runs and shares a replica.
+        there = attention_groups(attention.plan)
+        fit = maximum(room.admitted, 1.0) * (1.0 if there is None else there)
         sharing = attention.plan.replicas * inverse(guesser.plan.replicas)
         groups = groups_of(system, guesser)
         each = sharing if groups is None else sharing * inverse(groups)
-        keys = as_real(keys * attention.plan.batch * each)
+        keys = as_real(keys * minimum(as_real(attention.plan.batch), fit) * each)
         more = keys + workspace(guesser)
         offload = guesser.plan.offload
         free = tiers.capacity(guesser.machine, engine.memory_fraction, offload)

@@ -132,6 +132,15 @@ def test_a_draft_needs_the_same_vocabulary() -> None:
         serve(spec=spec)
 
 
+def test_a_draft_keeps_keys_of_what_runs_not_of_what_queues() -> None:
+    pools = {"decode": "h200:tp=2,weights=fp8", "draft": "h200:tp=2"}
+    given = dict(draft="llama-3.1-8b", spec=speculation.chain(0.8, 3))
+    few, many = serve(pools, **given), serve(pools, batch=4096, **given)
+    # 4,096 sequences of the draft are 590 GB, the 262 that run 38 GB.
+    assert bool(few.feasible) and bool(many.feasible)
+    assert 64 < float(many.admitted) < 512 and float(many.ttft_s) > 60.0
+
+
 def test_draft_heads() -> None:
     spec = systems.acceptance(4, None, [1.79, 2.5, 3.0, 3.3])
     found = serve(draft="eagle", spec=spec)
