@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from perfmodel import cli, system_choices, system_hits, system_search, system_space, systems
+from perfmodel import (
+    cli,
+    speculation,
+    system_choices,
+    system_hits,
+    system_search,
+    system_space,
+    systems,
+)
 from perfmodel.errors import Infeasible, InputError
 from perfmodel.placement import Links
 from perfmodel.systems import Classes, PoolAsked, Scheduling
