@@ -348,8 +348,8 @@ and a faster chip can wait up to one of its steps longer. Requests that come at 
 step on average instead, which is what those do that have met another's prompt. An engine without
 request time (`neutral`) admits a request when another ends, here and in the simulation.
 
-**Memory that preempts** is not in the closed forms: where outputs grow past the pool, requests are
-computed anew, and TTFT may be many times as long as in closed form.
+**Memory that preempts** is in the closed forms, less exactly: how far is below. Behind a pool of
+prefill it is in the simulation alone, and TTFT may be many times as long as in closed form.
 
 **The loop is counted in steps.** A step that carries a chunk lasts several times as long as one
 without, but it too ends one token of each request: requests come back to the queue for prefill
