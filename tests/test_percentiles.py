@@ -40,7 +40,7 @@ def test_a_prefill_pool_agrees_with_its_simulation() -> None:
 
 
 def test_a_round_of_a_pipeline_takes_a_chunk_in_every_stage() -> None:
-    """With one chunk a round, 80 stages on eight wafers would leave prompts in a queue of seconds."""
+    """With one chunk a round, prompts would queue for seconds before 80 stages."""
     made = asked({"decode": "cs3:pp=8,regions=10,weights=bf16"}, 16)
     closed, found = systems.evaluate(made), percentiles.percentiles(made, 16, requests=400)
     rate = float(found["simulated_request_rate"])
