@@ -80,19 +80,21 @@ def _draw(axes: "Axes", panel: Panel) -> None:
             setter("log")
             _ticks(axis)
         limit(*_limits(values, log, 1.25))
-    for name, level in panel.levels.items():
+    for level in panel.levels.values():
         axes.axhline(level, color=_GREY, linewidth=1.0, linestyle=(0, (2, 2)), zorder=2)
-        axes.annotate(
-            name, (0.995, level), xycoords=("axes fraction", "data"), fontsize=8.5, color=_GREY,
-            ha="right", va="bottom",
-        )  # fmt: skip
     for name, mark in panel.marks.items():
         axes.axvline(mark, color=_GREY, linewidth=0.9, linestyle=(0, (1, 2)), zorder=2)
         axes.annotate(
             name, (mark, 0.99), xycoords=("data", "axes fraction"), fontsize=8, color=_GREY,
             rotation=90, ha="right", va="top",
         )  # fmt: skip
-    placer = _Placer(axes, shown)
+    levels = {
+        name: np.array([[x, level] for x in axes.get_xlim()[::-1]])
+        for name, level in panel.levels.items()
+    }
+    placer = _Placer(axes, [*shown, *levels.values()])
+    for name, ends in levels.items():
+        placer.place(name, ends, 8.5, color=_GREY)
     number = -1
     for name, line in lines.items():
         dashed = name in panel.dashed

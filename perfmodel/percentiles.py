@@ -176,7 +176,7 @@ def case_of(made: SystemAsked, batch: float, *, requests: int, spread: float, se
     engine = made.engine
     block = float(engine.block)
     scheduler = Scheduler(
-        batch=max(round(batch / groups), 1), chunk=float(first.plan.chunk),
+        batch=max(round(batch / groups), 1), chunk=_budget(first),
         blocks=math.floor(room / block), block=block, request_time=float(engine.request_time),
         admission_steps=float(engine.admission_steps), exclusive=float(engine.exclusive),
         reserve=float(engine.reservation == 1.0), static=float(made.asked.load.in_step),
@@ -189,7 +189,7 @@ def case_of(made: SystemAsked, batch: float, *, requests: int, spread: float, se
 
         seconds, latency = hand_over_seconds(built, made.asked.network, float(load.input))
         prefill = PrefillPool(
-            _grid(made, first, load), float(first.plan.chunk), np.zeros(servers),
+            _grid(made, first, load), _budget(first), np.zeros(servers),
             latency, seconds / float(load.input),
         )  # fmt: skip
     isl, osl, cached = _mix(made.classes, load).draw(requests, seed)
@@ -200,6 +200,11 @@ def case_of(made: SystemAsked, batch: float, *, requests: int, spread: float, se
         Requests(np.zeros(requests), isl, osl, cached), scheduler, grid,
         max(round(batch / groups), 1), replicas, prefill, seed=seed,
     )  # fmt: skip
+
+
+def _budget(pool: Pool) -> float:
+    """Returns the prompt tokens of a step: a round of a pipeline takes a chunk in every stage."""
+    return float(pool.plan.chunk) * max(float(pool.plan.stages), 1.0)
 
 
 def _arrays(*parts: Any) -> Any:

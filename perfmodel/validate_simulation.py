@@ -403,8 +403,10 @@ _LIMITS = """\
 
 - Attention groups (data-parallel attention) are simulated as replicas that do not wait for each
   other; in reality all wait in every layer for the one that computes a prompt.
-- A pipeline's round is one step: micro-batches do not drift apart, and a lone prompt of several
-  chunks takes the longer of a token's latency and its chunks.
+- A pipeline's round is one step, with room for a chunk in every stage: micro-batches do not drift
+  apart, and a lone prompt of several chunks takes the longer of a token's latency and its chunks.
+  So a chunk holds up all micro-batches on its whole way: TPOT of a loaded pipeline of four stages
+  of H100 is simulated half as long again as in closed form, of forty on four wafers 7 % longer.
 - Pages are of the bytes that a request of the mean length holds a token. Sliding windows and
   recurrent states make short requests heavier and long ones lighter than that.
 - A request is admitted when its whole prompt fits, and one that could never end is turned away;

@@ -39,6 +39,17 @@ def test_a_prefill_pool_agrees_with_its_simulation() -> None:
     assert rate == pytest.approx(float(closed.request_rate), rel=0.05)
 
 
+def test_a_round_of_a_pipeline_takes_a_chunk_in_every_stage() -> None:
+    """With one chunk a round, prompts would queue for seconds before 80 stages."""
+    made = asked({"decode": "cs3:pp=8,regions=10,weights=bf16"}, 16)
+    closed, found = systems.evaluate(made), percentiles.percentiles(made, 16, requests=400)
+    rate = float(found["simulated_request_rate"])
+    assert rate == pytest.approx(float(closed.request_rate), rel=0.15)
+    mean = found.sel(statistic="mean")
+    assert float(mean["simulated_tpot_s"]) == pytest.approx(float(closed.tpot), rel=0.15)
+    assert float(mean["simulated_ttft_s"]) < 3.0 * float(closed.ttft)
+
+
 def test_percentiles_are_in_order_and_goodput_is_a_share() -> None:
     _, found = apart()
     for name in ("ttft", "tpot", "e2e"):

@@ -234,7 +234,7 @@ def draw(found: "xr.Dataset", path: Path) -> None:
     # Least and most of those of the network itself.
     own = found["measured"].str.startswith("Llama")
     measured = found["measured_rate"].values[own.values]
-    marks = {f"measured, {rate:.2f}": rate for rate in (measured.min(), measured.max())}
+    marks = {f"measured {rate:.2f}": rate for rate in (measured.min(), measured.max())}
     panels = []
     for chip in found["chip"].values:
         here, by_rate = found.sel(chip=chip), gain.sel(chip=chip, floor=floor)

@@ -187,6 +187,7 @@ def wrong_ratio(found: "xr.Dataset") -> "xr.DataArray":
 def draw(found: "xr.Dataset", path: Path) -> None:
     """Writes the picture: ratios on the left, gains on the right, a row for each chip."""
     shown, ttft = float(found.attrs["shown"]), float(found["ttft"][-1])
+    others = "".join(f" (dashed {limit:g} s)" for limit in found["ttft"].values[:-1])
     panels = []
     for chip in found["chip"].values:
         here = found.sel(chip=chip)
@@ -200,7 +201,7 @@ def draw(found: "xr.Dataset", path: Path) -> None:
         for load in found["load"].values:
             for limit in found["ttft"].values[::-1]:
                 part = here.sel(load=load, ttft=limit)
-                name = f"{load}, TTFT ≤ {limit:g} s"
+                name = str(load) if limit == ttft else f"{load}, {limit:g} s"
                 gains[name] = (found["speed"].values, (part["two_pools"] / part["one_pool"]).values)
         panels += [
             report.Panel(
@@ -209,8 +210,8 @@ def draw(found: "xr.Dataset", path: Path) -> None:
             ),
             report.Panel(
                 gains, "tok/s a user, at least", "two pools' rate over one pool's",
-                f"{chip}: gain over one pool", levels={"one pool": 1.0},
-                dashed=tuple(name for name in gains if f"≤ {ttft:g} s" not in name),
+                f"{chip}: gain over one pool, TTFT ≤ {ttft:g} s{others}",
+                levels={"one pool": 1.0}, dashed=tuple(gains.keys() - set(hills)),
             ),
         ]  # fmt: skip
     lengths = "; ".join(

@@ -50,8 +50,8 @@ class Scope(NamedTuple):
         (8, 10),
         (16, 5),
     )
-    chunks: tuple[int, ...] = (4, 8, 16, 32)
-    replicas: tuple[int, ...] = tuple(int(n) for n in np.unique(np.geomspace(1, 256, 22).round()))
+    chunks: tuple[int, ...] = (2, 4, 8, 16, 32)
+    replicas: tuple[int, ...] = tuple(int(n) for n in np.unique(np.geomspace(1, 1024, 27).round()))
     batches: tuple[int, ...] = tuple(int(b) for b in np.unique(np.geomspace(1, 1024, 40).round()))
     shown: tuple[tuple[int, int], ...] = ((1000, 1000), (1000, 250), (4000, 250))
     speed: float = 1000
@@ -288,8 +288,9 @@ def verdict(found: "xr.Dataset") -> list[str]:
     usual, low, high = (float(price) for price in found["wafer_usd_per_hour"].values)
     worth = float(at.max())
     lines.append(
-        f"cost: no price of Trainium 2 is known; at best it pays below {worth:.4f} hours of a CS-3"
-        f", {worth * usual:.2f} USD an hour ({worth * low:.2f} to {worth * high:.2f})"
+        f"cost, ≥ {found.attrs['shown']:,.0f} tok/s a user: no price of Trainium 2 is known; "
+        f"at best it pays below {worth:.4f} hours of a CS-3, {worth * usual:.2f} USD an hour "
+        f"({worth * low:.2f} to {worth * high:.2f})"
     )
     return lines
 
