@@ -91,7 +91,8 @@ class PrefillPool(eqx.Module):
 
     Fields: `grid` of their steps; `chunk`; `free`, zeros of shape [servers]; time of a hand-over:
     `latency` [s] and `seconds_per_token` [s]. A server's hand-overs follow one another, beside
-    its next prompt.
+    its next prompt. `shared` is 1 where all servers serve one line, 0 where a request is given to
+    any of them, whatever waits there, as routers do that know no queues.
     """
 
     grid: StepGrid
@@ -99,6 +100,7 @@ class PrefillPool(eqx.Module):
     free: Any
     latency: Real = 0.0
     seconds_per_token: Real = 0.0
+    shared: Real = 1.0
 
 
 class _Slots(NamedTuple):
@@ -172,12 +174,16 @@ def _release(design: Design, s: _State, time: Array) -> _State:
     servers, links = s.servers, s.links
     if design.prefill is not None:
         pool = design.prefill
-        j = jnp.argmin(servers)
+        drawn = jax.random.fold_in(jax.random.key(design.seed), i)
+        given = jax.random.randint(drawn, (), 0, servers.shape[0])
+        j = jnp.where(pool.shared > 0, jnp.argmin(servers), given)
         done = jnp.maximum(ready, servers[j])
         done = done + _prompt_time(pool, requests.isl[i], requests.cached[i])
         handed = jnp.maximum(done, links[j]) + pool.latency
         ready = handed + pool.seconds_per_token * (requests.isl[i] - requests.cached[i])
         servers, links = servers.at[j].set(done), links.at[j].set(ready)
+        # A request is taken in twice, by the server that computes its prompt and by the other.
+        ready = ready + design.scheduler.request_time
     return s._replace(
         released=i + 1,
         ready=s.ready.at[i].set(ready),

@@ -190,7 +190,7 @@ def case_of(made: SystemAsked, batch: float, *, requests: int, spread: float, se
         seconds, latency = hand_over_seconds(built, made.asked.network, float(load.input))
         prefill = PrefillPool(
             _grid(made, first, load), _budget(first), np.zeros(servers),
-            latency, seconds / float(load.input),
+            latency, seconds / float(load.input), shared=0.0,
         )  # fmt: skip
     isl, osl, cached = _mix(made.classes, load).draw(requests, seed)
     drawn = np.random.default_rng(seed + 1).uniform(1.0 - spread, 1.0 + spread, requests)

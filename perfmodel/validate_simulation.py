@@ -413,8 +413,9 @@ _LIMITS = """\
   engines may admit a first chunk alone, and stop at the longest context.
 - Cached prompt tokens are given with the request (`perfmodel.traces.prefix_hits`); the cache is
   not simulated along, and what all share is stored once, outside the pool.
-- In front of a prefill pool requests are served in the order they came, and each decoding replica
-  has prefill servers of its own; prompts of that pool are computed one at a time.
+- A prefill pool gives a request to any of its servers, whatever waits there (one line for all
+  would be up to 30 % faster, and further from measured runs); each decoding replica has prefill
+  servers of its own, and prompts are computed one at a time.
 - Drafts: steps are not taken together, so that runs take as many turns as there are cycles.
 """
 
