@@ -1,17 +1,11 @@
 """Functions of many designs, compiled so that a CPU computes nothing twice.
 
 XLA's CPU fusion makes one kernel of everything that an output needs, and so copies what several
-results share into each of them. An estimate is all sharing: with ten outputs a tenth of the time
-goes into copies, with thirty a half, and kernels of a gradient become too long to be vectorised.
-Without fusion every single product goes through memory. In between is what `chained` asks for: a
-kernel ends where its result is used more than once and is much to compute again. Per CPU-second,
-in blocks of 8,192 designs:
-
-    program                             fused     unfused   chained
-    estimates, ten numbers              3.8 M     2.5 M     10.5 M
-    estimates, all numbers              2.2 M     1.9 M      7.7 M
-    systems with drafts, all numbers    0.9 M     0.5 M      2.5 M
-    gradients in plan and load          0.15 M    0.6 M      1.4 M
+results share into each of them; an estimate is all sharing, and kernels of a gradient become too
+long to be vectorised. Without fusion every single product goes through memory. In between is what
+`chained` asks for: a kernel ends where its result is used more than once and is much to compute
+again: twice the rate of fused estimates, three times that of unfused gradients
+(`benchmarks/RESULTS.md`).
 
 Kernels are also asked to be as wide as a core's registers: LLVM halves them otherwise.
 """
@@ -47,7 +41,7 @@ _HEAVY = frozenset(
 """Operations that cost about as much as eight of the others."""
 
 _WORTH = 32
-"""Operations that a value must spare for its way through memory; 16 to 64 are as good."""
+"""Operations that a value must spare to be worth its way through memory."""
 
 _VIEWS = frozenset({"broadcast_in_dim", "convert_element_type", "reshape", "slice", "squeeze"})
 """Operations that cost nothing to do again."""
